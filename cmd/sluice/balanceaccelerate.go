@@ -13,13 +13,14 @@ import (
 // namespace. Without them it is the driver itself, and nothing is left of those that a former
 // balancer had. If it fails, the driver is closed.
 func (o *balanceOptions) accelerated(d farmDriver, log *slog.Logger) (driver.Driver, *xdp.Driver, error) {
+	stages := xdp.Stages{DSR: o.accelerate.has("dsr"), Drop: o.accelerate.has("drop")}
 	base, plain := d.(*farms.Driver)
-	if !plain || !o.accelerate.has("dsr") {
+	if !plain || stages == (xdp.Stages{}) {
 		if err := xdp.Remove(); err != nil {
 			return nil, nil, errors.Join(err, d.Close())
 		}
 		return d, nil, nil
 	}
-	fast, err := xdp.Open(base, xdp.Options{Log: log})
+	fast, err := xdp.Open(base, xdp.Options{Log: log, Stages: stages})
 	return fast, fast, err
 }

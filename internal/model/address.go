@@ -122,6 +122,21 @@ func (r AddressRange) Contains(a netip.Addr) bool {
 // String returns "192.0.2.1-192.0.2.9".
 func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.String() }
 
+// DiffRanges are the ranges that only one of two sorted lists has.
+func DiffRanges(old, now []AddressRange) (gone, come []AddressRange) {
+	for len(old) > 0 || len(now) > 0 {
+		switch {
+		case len(old) > 0 && len(now) > 0 && old[0] == now[0]:
+			old, now = old[1:], now[1:]
+		case len(now) == 0 || len(old) > 0 && old[0].First.Compare(now[0].First) <= 0:
+			gone, old = append(gone, old[0]), old[1:]
+		default:
+			come, now = append(come, now[0]), now[1:]
+		}
+	}
+	return gone, come
+}
+
 // Prefixes yields the fewest prefixes that hold just the addresses of the range: each is the
 // largest that begins where the one before it ended.
 func (r AddressRange) Prefixes() iter.Seq[netip.Prefix] {

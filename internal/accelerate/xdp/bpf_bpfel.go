@@ -20,6 +20,15 @@ type bpfBackend struct {
 	Second uint32
 }
 
+type bpfCheck struct {
+	_      structs.HostLayout
+	List   uint32
+	Counts uint32
+	Bits   uint8
+	Then   uint8
+	Zero   [2]uint8
+}
+
 type bpfCount struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -41,6 +50,20 @@ type bpfFarm struct {
 	First    uint32
 	Slots    uint32
 	Counts   uint32
+	Checks   uint32
+	Checked  uint32
+}
+
+type bpfMember4 struct {
+	_    structs.HostLayout
+	List uint32
+	Addr uint32
+}
+
+type bpfMember6 struct {
+	_    structs.HostLayout
+	List uint32
+	Addr [4]uint32
 }
 
 type bpfNeighbour struct {
@@ -80,9 +103,12 @@ type bpfSlot struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	bpfMapBackends    = "backends"
+	bpfMapChecks      = "checks"
 	bpfMapCounts      = "counts"
 	bpfMapDevices     = "devices"
 	bpfMapFarms       = "farms"
+	bpfMapMembers4    = "members4"
+	bpfMapMembers6    = "members6"
 	bpfMapNeighbours  = "neighbours"
 	bpfMapPlaces4     = "places4"
 	bpfMapPlaces6     = "places6"
@@ -90,6 +116,7 @@ const (
 	bpfMapWays        = "ways"
 	bpfProgAccelerate = "accelerate"
 	bpfVarCounted     = "counted"
+	bpfVarWithDrop    = "with_drop"
 	bpfVarWithDsr     = "with_dsr"
 )
 
@@ -143,9 +170,12 @@ type bpfProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfMapSpecs struct {
 	Backends   *ebpf.MapSpec `ebpf:"backends"`
+	Checks     *ebpf.MapSpec `ebpf:"checks"`
 	Counts     *ebpf.MapSpec `ebpf:"counts"`
 	Devices    *ebpf.MapSpec `ebpf:"devices"`
 	Farms      *ebpf.MapSpec `ebpf:"farms"`
+	Members4   *ebpf.MapSpec `ebpf:"members4"`
+	Members6   *ebpf.MapSpec `ebpf:"members6"`
 	Neighbours *ebpf.MapSpec `ebpf:"neighbours"`
 	Places4    *ebpf.MapSpec `ebpf:"places4"`
 	Places6    *ebpf.MapSpec `ebpf:"places6"`
@@ -157,8 +187,9 @@ type bpfMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
-	Counted *ebpf.VariableSpec `ebpf:"counted"`
-	WithDsr *ebpf.VariableSpec `ebpf:"with_dsr"`
+	Counted  *ebpf.VariableSpec `ebpf:"counted"`
+	WithDrop *ebpf.VariableSpec `ebpf:"with_drop"`
+	WithDsr  *ebpf.VariableSpec `ebpf:"with_dsr"`
 }
 
 // bpfObjects contains all objects after they have been loaded into the kernel.
@@ -182,9 +213,12 @@ func (o *bpfObjects) Close() error {
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfMaps struct {
 	Backends   *ebpf.Map `ebpf:"backends"`
+	Checks     *ebpf.Map `ebpf:"checks"`
 	Counts     *ebpf.Map `ebpf:"counts"`
 	Devices    *ebpf.Map `ebpf:"devices"`
 	Farms      *ebpf.Map `ebpf:"farms"`
+	Members4   *ebpf.Map `ebpf:"members4"`
+	Members6   *ebpf.Map `ebpf:"members6"`
 	Neighbours *ebpf.Map `ebpf:"neighbours"`
 	Places4    *ebpf.Map `ebpf:"places4"`
 	Places6    *ebpf.Map `ebpf:"places6"`
@@ -195,9 +229,12 @@ type bpfMaps struct {
 func (m *bpfMaps) Close() error {
 	return _BpfClose(
 		m.Backends,
+		m.Checks,
 		m.Counts,
 		m.Devices,
 		m.Farms,
+		m.Members4,
+		m.Members6,
 		m.Neighbours,
 		m.Places4,
 		m.Places6,
@@ -210,8 +247,9 @@ func (m *bpfMaps) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
-	Counted *ebpf.Variable `ebpf:"counted"`
-	WithDsr *ebpf.Variable `ebpf:"with_dsr"`
+	Counted  *ebpf.Variable `ebpf:"counted"`
+	WithDrop *ebpf.Variable `ebpf:"with_drop"`
+	WithDsr  *ebpf.Variable `ebpf:"with_dsr"`
 }
 
 // bpfPrograms contains all programs after they have been loaded into the kernel.

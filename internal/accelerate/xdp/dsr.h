@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "count.h"
 #include "farm.h"
 #include "jhash.h"
 
@@ -40,11 +41,6 @@ struct neighbour {
 	__u8 macs[2 * ETH_ALEN]; // of the backend, and of the interface that leads to it
 };
 
-struct count {
-	__u64 packets;
-	__u64 bytes;
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -60,17 +56,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct backend);
 } backends SEC(".maps");
-
-// What backends of farms have got, for each processor.
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct count);
-} counts SEC(".maps");
-
-const volatile __u32 counted; // how many counts there are for a processor
 
 // The kernel is asked about a backend once in a tick of its clock, which is some milliseconds at the
 // most: to ask takes as long as all else.
@@ -220,14 +205,11 @@ static __always_inline int direct(struct xdp_md *ctx, struct packet *p, const st
 
 	if (!s)
 		return XDP_PASS;
-	at = bpf_get_smp_processor_id() * counted + f->counts + s->number;
-	struct count *c = bpf_map_lookup_elem(&counts, &at);
 	struct neighbour *n = find_neighbour(ctx, p, s->backend);
 
-	if (!c || !n || !lower(p))
+	if (!n || !lower(p))
 		return XDP_PASS;
 	__builtin_memcpy(p->eth, n->macs, sizeof(n->macs));
-	c->packets++;
-	c->bytes += p->end - (void *)(p->eth + 1);
+	count(p, f->counts + s->number);
 	return n->device == ctx->ingress_ifindex ? XDP_TX : XDP_REDIRECT;
 }

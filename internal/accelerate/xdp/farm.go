@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"net/netip"
+	"strings"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -22,23 +23,46 @@ type target struct {
 	device uint32
 }
 
-// half is a farm in one family, as far as the program forwards its packets.
+// half is a farm in one family, as far as the program does something for it.
 type half struct {
+	is4     bool
 	places  []place
 	by      model.FlowKey
-	slots   []int16 // indexes of targets
+	slots   []int16 // indexes of targets; none: it forwards nothing
 	targets []target
+	lists   []string // that sources are looked up in
 }
 
-// halves are what the program forwards of a farm, none of nil. The rest is left to the base: farms
-// at ranges, whose places a hash cannot find, and those that name lists.
-func halves(f *state.Farm) (all []half) {
-	if f == nil || f.Mode != model.DSR || f.InRanges() || len(f.Lists) > 0 {
+// Stages are what a program does.
+type Stages struct {
+	DSR  bool // forward packets of farms in mode DSR
+	Drop bool // drop what farms' lists have dropped
+}
+
+// String returns them as --accelerate has them.
+func (s Stages) String() string {
+	var names []string
+	if s.DSR {
+		names = append(names, "dsr")
+	}
+	if s.Drop {
+		names = append(names, "drop")
+	}
+	return strings.Join(names, ",")
+}
+
+// halves are what the program does for a farm, none for nil. The rest is left to the base: farms at
+// ranges, whose places a hash cannot find, and those that name lists where these are left to it.
+func (s Stages) halves(f *state.Farm) (all []half) {
+	if f == nil || f.InRanges() || len(f.Lists) > 0 && !s.Drop {
 		return nil
 	}
 	for i, is4 := range []bool{true, false} {
-		h := half{by: f.PacketKey(), slots: f.Tables[i].Slots}
-		if len(h.slots) == 0 {
+		h := half{is4: is4, by: f.PacketKey(), lists: f.Lists}
+		if s.DSR && f.Mode == model.DSR {
+			h.slots = f.Tables[i].Slots
+		}
+		if len(h.slots) == 0 && len(h.lists) == 0 {
 			continue
 		}
 		f.Each(func(addr netip.Addr, of4 bool, p model.Protocol, ports model.PortSpan) {
@@ -46,8 +70,8 @@ func halves(f *state.Farm) (all []half) {
 				h.places = append(h.places, place{addr, p, ports.First})
 			}
 		})
-		for n, b := range f.Backends {
-			h.targets = append(h.targets, target{b.Addr, uint32(f.Devices[n])})
+		for n := range f.Devices {
+			h.targets = append(h.targets, target{f.Backends[n].Addr, uint32(f.Devices[n])})
 		}
 		if len(h.places) > 0 {
 			all = append(all, h)

@@ -29,6 +29,8 @@ struct farm {
 	__u32 first;   // slot of its table
 	__u32 slots;   // how many the table has; 0: it is not forwarded here
 	__u32 counts;  // where what its first backend gets is counted; the others follow
+	__u32 checks;  // the first of its lists'
+	__u32 checked; // how many there are
 };
 
 // The agent makes maps as large as they have to be.

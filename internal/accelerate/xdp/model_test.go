@@ -3,7 +3,9 @@ package xdp
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
+	"slices"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -15,6 +17,7 @@ type reference struct {
 	in    int     // its index
 	mtu   int     // of all interfaces
 	farms map[string]*state.Farm
+	lists map[string]*model.FarmList
 	macs  map[int][6]byte        // of interfaces
 	knows map[netip.Addr][6]byte // neighbours
 	takes map[int]bool           // interfaces that take frames
@@ -22,6 +25,7 @@ type reference struct {
 
 // Verdicts of linux/bpf.h.
 const (
+	drop     = 1
 	pass     = 2
 	transmit = 3
 	redirect = 4
@@ -36,15 +40,24 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 		return pass, in, nil
 	}
 	for _, f := range r.farms {
-		if f.Mode != model.DSR || f.InRanges() || len(f.Lists) > 0 {
+		if f.InRanges() {
 			continue
 		}
 		found := false
 		f.Each(func(addr netip.Addr, _ bool, p model.Protocol, ports model.PortSpan) {
 			found = found || addr == at.dst && uint8(p) == at.proto && ports.First == at.dport
 		})
+		if !found {
+			continue
+		}
+		switch known, denied := r.onLists(f.Lists, at.src); {
+		case !known:
+			return pass, in, nil
+		case denied:
+			return drop, in, nil
+		}
 		slots := f.Table(at.dst.Is4()).Slots
-		if !found || len(slots) == 0 {
+		if f.Mode != model.DSR || len(slots) == 0 || at.unfinished {
 			continue
 		}
 		slot := 0
@@ -75,6 +88,29 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 	return pass, in, nil
 }
 
+// onLists says whether a farm's lists have a source dropped; not known: the program is not to say.
+func (r *reference) onLists(names []string, src netip.Addr) (known, denied bool) {
+	lengths := map[string]bool{}
+	for _, name := range names {
+		for _, ranges := range r.lists[name].Ranges {
+			for p := range ranges.Prefixes() {
+				if p.Addr().Is4() == src.Is4() {
+					lengths[fmt.Sprint(name, p.Bits())] = true
+				}
+			}
+		}
+	}
+	if len(lengths) > 16 {
+		return false, false
+	}
+	for _, name := range names {
+		if l := r.lists[name]; slices.ContainsFunc(l.Ranges, func(a model.AddressRange) bool { return a.Contains(src) }) {
+			return l.Allow || !l.Log, !l.Allow
+		}
+	}
+	return true, false
+}
+
 // parsed is a packet of a transport protocol that is plain, and whole.
 type parsed struct {
 	src, dst     netip.Addr
@@ -82,6 +118,7 @@ type parsed struct {
 	proto        uint8
 	length       int
 	ttl          *byte
+	unfinished   bool // the sender's device was to write the checksum
 }
 
 func parseFrame(frame []byte) *parsed {
@@ -113,9 +150,7 @@ func parseFrame(frame []byte) *parsed {
 	transport := ip[header:]
 	p.sport, p.dport = binary.BigEndian.Uint16(transport), binary.BigEndian.Uint16(transport[2:])
 	if p.proto == 132 {
-		if binary.BigEndian.Uint32(transport[8:]) == 0 {
-			return nil
-		}
+		p.unfinished = binary.BigEndian.Uint32(transport[8:]) == 0
 		return p
 	}
 	sum := uint64(p.proto) + uint64(p.length-header)
@@ -127,9 +162,7 @@ func parseFrame(frame []byte) *parsed {
 	for sum > 0xffff {
 		sum = sum&0xffff + sum>>16
 	}
-	if uint64(binary.BigEndian.Uint16(transport[map[uint8]int{6: 16, 17: 6}[p.proto]:])) == sum {
-		return nil // the sender's device was to finish it
-	}
+	p.unfinished = uint64(binary.BigEndian.Uint16(transport[map[uint8]int{6: 16, 17: 6}[p.proto]:])) == sum
 	return p
 }
 

@@ -90,26 +90,46 @@ static __always_inline __u16 pseudo(struct packet *p, __u16 length)
 #define SCTP_LENGTH 12
 #define SCTP_CHECKSUM 8
 
-// whole tells whether all of the headers is here, with a checksum that is complete: sent from here,
-// a packet would keep what is in it.
+// whole tells whether all of the transport protocol's header is here, and of the packet.
 static __always_inline bool whole(struct packet *p)
 {
 	__u32 before = p->is4 ? sizeof(*p->ip4) : sizeof(*p->ip6);
+	__u32 header;
+
+	switch (p->protocol) {
+	case IPPROTO_TCP:
+		header = sizeof(struct tcphdr);
+		break;
+	case IPPROTO_UDP:
+		header = sizeof(struct udphdr);
+		break;
+	case IPPROTO_SCTP:
+		header = SCTP_LENGTH;
+		break;
+	default:
+		return false;
+	}
+	// The verifier wants to see the ports by a number of its own.
+	return p->length >= before + header && p->ip + p->length <= p->end && (void *)(p->ports + 2) <= p->end;
+}
+
+// finished tells whether the checksum of a whole packet is complete: sent from here, it would keep
+// what is in it.
+static __always_inline bool finished(struct packet *p)
+{
+	__u16 length = p->length - (p->is4 ? sizeof(*p->ip4) : sizeof(*p->ip6));
 	struct tcphdr *tcp = (void *)p->ports;
 	struct udphdr *udp = (void *)p->ports;
 	void *sctp = p->ports;
 
-	if (p->ip + p->length > p->end)
-		return false;
 	switch (p->protocol) {
 	case IPPROTO_TCP:
-		return p->length >= before + sizeof(*tcp) && (void *)(tcp + 1) <= p->end && tcp->check != pseudo(p, p->length - before);
+		return (void *)(tcp + 1) <= p->end && tcp->check != pseudo(p, length);
 	case IPPROTO_UDP:
-		return p->length >= before + sizeof(*udp) && (void *)(udp + 1) <= p->end && udp->check != pseudo(p, p->length - before);
-	case IPPROTO_SCTP: // it has no pseudo header
-		return p->length >= before + SCTP_LENGTH && sctp + SCTP_LENGTH <= p->end && *(__u32 *)(sctp + SCTP_CHECKSUM);
+		return (void *)(udp + 1) <= p->end && udp->check != pseudo(p, length);
 	}
-	return false;
+	// SCTP has no pseudo header.
+	return sctp + SCTP_LENGTH <= p->end && *(__u32 *)(sctp + SCTP_CHECKSUM);
 }
 
 // parse reads the packet of a frame.

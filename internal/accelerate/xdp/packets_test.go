@@ -1,9 +1,12 @@
 package xdp_test
 
 import (
+	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/test/world"
@@ -91,4 +94,69 @@ func TestToggled(t *testing.T) {
 	if took < 500 {
 		t.Errorf("the program forwarded %d packets of %d requests; %v", took, asked.Load(), w.notes())
 	}
+}
+
+// silence is how long nothing comes back from where nothing is to come from.
+const silence = 200 * time.Millisecond
+
+// TestListed has clients on a list be dropped, those that come onto it, too, and no others; the same
+// by the base alone.
+func TestListed(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 3)
+	w.restart(true)
+	list := func(addrs ...string) map[string]*model.FarmList {
+		l := &model.FarmList{Name: "bad"}
+		for _, a := range addrs {
+			addr := netip.MustParseAddr(a)
+			l.Ranges = append(l.Ranges, model.AddressRange{First: addr, Last: addr})
+		}
+		return map[string]*model.FarmList{"bad": l}
+	}
+	four, six := dsr(true, 3, 80, 53), dsr(false, 3, 80, 53)
+	four.Lists, six.Lists = []string{"bad"}, []string{"bad"}
+	meets := func(when string, denied, served []string) {
+		t.Helper()
+		for _, from := range denied {
+			if g, err := w.client.Ask("udp", from, hostPort(virtualFor(from), "53"), silence); !world.TimedOut(err) {
+				t.Errorf("%s, from %s: %+v, %v", when, from, g, err)
+			}
+		}
+		for _, from := range served {
+			if g, err := w.client.Ask("udp", from, hostPort(virtualFor(from), "53"), world.Patience); err != nil {
+				t.Errorf("%s, from %s: %+v, %v", when, from, g, err)
+			}
+		}
+	}
+	w.change(list("10.0.0.3", "fd00::3"), four, six)
+	meets("at first", []string{"10.0.0.3", "fd00::3"}, []string{"10.0.0.2", "fd00::2"})
+	if note := w.fast.Status().Note; !strings.Contains(note, " packets dropped by list bad") || strings.HasPrefix(note, "0 ") {
+		t.Errorf("status: %s", note)
+	}
+	w.change(list("10.0.0.2", "fd00::2"))
+	meets("another list", []string{"10.0.0.2", "fd00::2"}, []string{"10.0.0.3", "fd00::3"})
+	long := make([]string, 0, 3000)
+	for i := range 3000 { // more than there is room for
+		long = append(long, netip.AddrFrom4([4]byte{10, 7, byte(i >> 8), byte(i)}).String())
+	}
+	w.change(list(append(long, "fd00::3")...))
+	meets("a long list", []string{"fd00::3"}, []string{"10.0.0.2", "10.0.0.3", "fd00::2"})
+	before := w.took()
+	for range 30 {
+		meets("forwarded", nil, []string{"10.0.0.2"})
+	}
+	if n := w.took() - before; n < 20 {
+		t.Errorf("the program forwarded %d packets of a farm with lists; %v", n, w.notes())
+	}
+	w.restart(false)
+	meets("by the base", []string{"fd00::3"}, []string{"10.0.0.2", "10.0.0.3", "fd00::2"})
+	w.restart(true)
+	meets("by the program again", []string{"fd00::3"}, []string{"10.0.0.2", "10.0.0.3", "fd00::2"})
+}
+
+func virtualFor(client string) string {
+	if netip.MustParseAddr(client).Is4() {
+		return virtual4
+	}
+	return virtual6
 }

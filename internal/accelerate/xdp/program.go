@@ -17,15 +17,19 @@ import (
 // longer fits needs another program. Nothing that packets may be looking at is written over: what
 // changes takes more room, and what it had is lost until then.
 type program struct {
-	objs                   bpfObjects
-	farms, slots, backends area
-	counts                 *ebpf.Memory
-	counted                uint32            // how many counts there are for a processor
-	used                   uint32            // of them
-	tables                 map[digest]uint32 // first slot
-	targets                map[target]uint32
-	served                 map[string]*served
-	// former is what backends had got when they were last counted elsewhere.
+	Stages
+	lists                          *lists
+	objs                           bpfObjects
+	farms, slots, backends, checks area
+	counts                         *ebpf.Memory
+	counted                        uint32            // how many counts there are for a processor
+	used                           uint32            // of them
+	tables                         map[digest]uint32 // first slot
+	targets                        map[target]uint32
+	served                         map[string]*served
+	checked                        map[string]uint32 // first check, by what they are
+	listed                         map[string]uint32 // where what a list has dropped is counted
+	// former is what backends had got, and lists had dropped, when they were last counted elsewhere.
 	former  map[driver.Backend]driver.Counts
 	owners  map[place]string
 	devices map[uint32]bpfDevice
@@ -37,6 +41,7 @@ type served struct {
 	places []place
 	names  []string // of the backends that are counted
 	counts uint32
+	lists  []string
 }
 
 // errFull means that a program has no room for something.
@@ -56,7 +61,8 @@ func (a *area) add(v any) (at uint32, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if _, err = a.memory.WriteAt(b, int64(a.used)*int64(len(b))); err != nil {
+	each := (len(b) + 7) / 8 * 8 // as the kernel rounds it
+	if _, err = a.memory.WriteAt(b, int64(a.used)*int64(each)); err != nil {
 		return 0, err
 	}
 	a.used++
@@ -65,15 +71,15 @@ func (a *area) add(v any) (at uint32, err error) {
 
 // size is how much there is of each kind.
 type size struct {
-	places4, places6, farms, slots, backends, counts uint32
-	devices                                          uint32 // indexes up to that
+	places4, places6, farms, slots, backends, counts, checks uint32
+	devices                                                  uint32 // indexes up to that
 }
 
 // sizeOf is what farms take that are served at interfaces.
-func sizeOf(farms map[string]*state.Farm, devices map[int]struct{}) (s size) {
-	tables, targets := map[digest]bool{}, map[target]bool{}
+func (of Stages) sizeOf(farms map[string]*state.Farm, devices map[int]struct{}) (s size) {
+	tables, targets, lists := map[digest]bool{}, map[target]bool{}, map[string]bool{}
 	for _, f := range farms {
-		all := halves(f)
+		all := of.halves(f)
 		if len(all) > 0 {
 			s.counts += uint32(len(f.Backends))
 		}
@@ -86,6 +92,11 @@ func sizeOf(farms map[string]*state.Farm, devices map[int]struct{}) (s size) {
 				}
 			}
 			s.farms += uint32(len(h.places))
+			if key := fmt.Sprint(h.is4, h.lists); len(h.lists) > 0 && !lists[key] {
+				lists[key] = true
+				s.checks += mostChecks
+				s.counts += uint32(len(h.lists))
+			}
 			if d := h.digest(); !tables[d] {
 				tables[d] = true
 				s.slots += uint32(len(h.slots))
@@ -106,7 +117,7 @@ func sizeOf(farms map[string]*state.Farm, devices map[int]struct{}) (s size) {
 func spare(n uint32) uint32 { return 2*n + 1024 }
 
 // newProgram loads a program with room for that much and as much again.
-func newProgram(s size) (*program, error) {
+func newProgram(of Stages, l *lists, s size) (*program, error) {
 	spec, err := loadBpf()
 	if err != nil {
 		return nil, err
@@ -116,22 +127,29 @@ func newProgram(s size) (*program, error) {
 		return nil, fmt.Errorf("count processors: %w", err)
 	}
 	p := &program{
+		Stages: of, lists: l, checked: map[string]uint32{}, listed: map[string]uint32{},
 		counted: spare(s.counts), tables: map[digest]uint32{}, targets: map[target]uint32{}, served: map[string]*served{}, owners: map[place]string{},
 		devices: map[uint32]bpfDevice{}, ways: map[uint32]bool{},
 	}
 	for name, n := range map[string]uint32{
 		bpfMapPlaces4: spare(s.places4), bpfMapPlaces6: spare(s.places6), bpfMapFarms: spare(s.farms), bpfMapSlots: spare(s.slots), bpfMapBackends: spare(s.backends),
-		bpfMapCounts: p.counted * uint32(cpus), bpfMapDevices: spare(s.devices), bpfMapWays: spare(s.devices),
+		bpfMapChecks: spare(s.checks), bpfMapCounts: p.counted * uint32(cpus), bpfMapDevices: spare(s.devices), bpfMapWays: spare(s.devices),
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
-	if err := errors.Join(spec.Variables[bpfVarCounted].Set(p.counted), spec.Variables[bpfVarWithDsr].Set(true)); err != nil {
+	if err := errors.Join(spec.Variables[bpfVarCounted].Set(p.counted), spec.Variables[bpfVarWithDsr].Set(of.DSR), spec.Variables[bpfVarWithDrop].Set(of.Drop)); err != nil {
 		return nil, err
 	}
-	if err := spec.LoadAndAssign(&p.objs, nil); err != nil {
+	members := map[string]*ebpf.Map{}
+	for i, name := range []string{bpfMapMembers4, bpfMapMembers6} {
+		if m := l.members[i]; m != nil {
+			spec.Maps[name].MaxEntries, members[name] = m.MaxEntries(), m
+		}
+	}
+	if err := spec.LoadAndAssign(&p.objs, &ebpf.CollectionOptions{MapReplacements: members}); err != nil {
 		return nil, err
 	}
-	for of, m := range map[*area]*ebpf.Map{&p.farms: p.objs.Farms, &p.slots: p.objs.Slots, &p.backends: p.objs.Backends} {
+	for of, m := range map[*area]*ebpf.Map{&p.farms: p.objs.Farms, &p.slots: p.objs.Slots, &p.backends: p.objs.Backends, &p.checks: p.objs.Checks} {
 		memory, err := m.Memory()
 		if err != nil {
 			return nil, errors.Join(err, p.close())
@@ -160,6 +178,19 @@ func (c *changes) add(at place, value uint32) {
 	} else {
 		c.keys6, c.values6 = append(c.keys6, bpfPlace6{Addr: words(at.addr), Port: network(at.port), Protocol: uint8(at.proto)}), append(c.values6, value)
 	}
+}
+
+// naming are these farms, and those that name any of the lists.
+func (p *program) naming(farms, lists []string) []string {
+	if len(lists) == 0 {
+		return farms
+	}
+	for name, s := range p.served {
+		if slices.ContainsFunc(s.lists, func(l string) bool { return slices.Contains(lists, l) }) && !slices.Contains(farms, name) {
+			farms = append(farms, name)
+		}
+	}
+	return farms
 }
 
 // withdraw has packets of farms go by the base.
@@ -208,7 +239,7 @@ func (p *program) serve(farms map[string]*state.Farm) error {
 }
 
 func (p *program) put(come *changes, name string, f *state.Farm) error {
-	all := halves(f)
+	all := p.halves(f)
 	if len(all) == 0 {
 		delete(p.served, name)
 		return nil
@@ -217,17 +248,25 @@ func (p *program) put(come *changes, name string, f *state.Farm) error {
 	if err != nil {
 		return err
 	}
+	s.lists = f.Lists
 	for _, h := range all {
 		first, err := p.table(&h)
 		if err != nil {
 			return err
+		}
+		checks, checked, ok, err := p.check(&h)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
 		}
 		for _, at := range h.places {
 			if _, taken := p.owners[at]; taken {
 				continue // sources refuse such farms
 			}
 			number, err := p.farms.add(bpfFarm{Addr: words(at.addr), Port: network(at.port), Protocol: uint8(at.proto), HashBy: uint8(h.by),
-				First: first, Slots: uint32(len(h.slots)), Counts: s.counts})
+				First: first, Slots: uint32(len(h.slots)), Counts: s.counts, Checks: checks, Checked: checked})
 			if err != nil {
 				return err
 			}
@@ -237,6 +276,35 @@ func (p *program) put(come *changes, name string, f *state.Farm) error {
 		}
 	}
 	return nil
+}
+
+// check finds the first check of a farm's lists, and how many there are. Not ok: too many.
+func (p *program) check(h *half) (first, n uint32, ok bool, err error) {
+	all, of, ok := p.lists.checks(h.lists, h.is4)
+	if !ok || len(all) == 0 {
+		return 0, 0, ok, nil
+	}
+	key := fmt.Sprint(all)
+	if first, has := p.checked[key]; has {
+		return first, uint32(len(all)), true, nil
+	}
+	first = p.checks.used
+	for i, c := range all {
+		at, has := p.listed[of[i]]
+		if !has {
+			if at = p.used; p.used == p.counted {
+				return 0, 0, false, errFull
+			}
+			p.listed[of[i]] = at
+			p.used++
+		}
+		c.Counts = at
+		if _, err := p.checks.add(c); err != nil {
+			return 0, 0, false, err
+		}
+	}
+	p.checked[key] = first
+	return first, uint32(len(all)), true, nil
 }
 
 // count finds where a farm's backends are counted: as long as they are the same, that is too.
@@ -291,21 +359,27 @@ func (p *program) backend(t target) (number uint32, err error) {
 	return number, err
 }
 
-// read returns what backends of farms that are served have got.
+// read returns what backends of farms that are served have got, and what lists have dropped, as of
+// a backend without a farm.
 func (p *program) read() map[driver.Backend]driver.Counts {
 	all := make([]byte, p.counts.Size())
 	_, _ = p.counts.ReadAt(all, 0) // it is memory
 	sums := make(map[driver.Backend]driver.Counts, p.used)
+	sum := func(of driver.Backend, at uint32) {
+		n := p.former[of]
+		for at := int(at); at < len(all)/countLength; at += int(p.counted) {
+			n.Times += binary.NativeEndian.Uint64(all[at*countLength:])
+			n.Bytes += binary.NativeEndian.Uint64(all[at*countLength+8:])
+		}
+		sums[of] = n
+	}
 	for name, s := range p.served {
 		for i, backend := range s.names {
-			of := driver.Backend{Farm: name, Name: backend}
-			sum := p.former[of]
-			for at := int(s.counts) + i; at < len(all)/countLength; at += int(p.counted) {
-				sum.Times += binary.NativeEndian.Uint64(all[at*countLength:])
-				sum.Bytes += binary.NativeEndian.Uint64(all[at*countLength+8:])
-			}
-			sums[of] = sum
+			sum(driver.Backend{Farm: name, Name: backend}, s.counts+uint32(i))
 		}
+	}
+	for list, at := range p.listed {
+		sum(driver.Backend{Name: list}, at)
 	}
 	return sums
 }

@@ -8,16 +8,20 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
 	farm "sluice.dev/sluice/internal/balancer/compile"
+	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
 )
+
+var both = Stages{DSR: true, Drop: true}
 
 // bench is a program at an interface, with farms and neighbours.
 type bench struct {
@@ -62,7 +66,13 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 		})
 	}
 	var err error
-	if b.program, err = newProgram(sizeOf(b.farms, map[int]struct{}{b.in: {}})); err != nil {
+	b.lists = testLists()
+	l := newLists()
+	t.Cleanup(func() { _ = l.close() })
+	if err := l.anew(b.lists); err != nil {
+		t.Fatal(err)
+	}
+	if b.program, err = newProgram(both, l, both.sizeOf(b.farms, map[int]struct{}{b.in: {}})); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.program.close() })
@@ -72,15 +82,15 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 			ways[uint32(index)] = true
 		}
 	}
-	var l link.Link
+	var at link.Link
 	b.host.In(func() error {
 		if err := b.program.equip(map[uint32]bpfDevice{uint32(b.in): {Mac: b.mac}}, ways); err != nil {
 			return err
 		}
-		l, err = link.AttachXDP(link.XDPOptions{Program: b.program.objs.Accelerate, Interface: b.in, Flags: link.XDPDriverMode})
+		at, err = link.AttachXDP(link.XDPOptions{Program: b.program.objs.Accelerate, Interface: b.in, Flags: link.XDPDriverMode})
 		return err
 	})
-	t.Cleanup(func() { _ = l.Close() })
+	t.Cleanup(func() { _ = at.Close() })
 	if err := b.program.serve(b.farms); err != nil {
 		t.Fatal(err)
 	}
@@ -196,13 +206,77 @@ func testFarms() (all []*model.Farm) {
 	add("symmetric", 85, model.SymHash, 0, behind...)
 	add("down", 86, model.RoundRobin, 0, behind[:2]...).Backends[0].State = model.BackendDown
 	add("listed", 87, model.RoundRobin, 0, behind...).Lists = []string{"bad"}
+	add("excepted", 90, model.RoundRobin, 0, behind...).Lists = []string{"good", "none", "bad"}
+	add("logged", 91, model.RoundRobin, 0, behind...).Lists = []string{"logged"}
+	add("many", 92, model.RoundRobin, 0, behind...).Lists = []string{"many"}
+	listed := add("snat-listed", 93, model.RoundRobin, 0, behind...)
+	listed.Mode, listed.Lists = model.SNAT, []string{"bad"}
 	add("snat", 88, model.RoundRobin, 0, behind...).Mode = model.SNAT
-	add("range", 89, model.RoundRobin, 0, behind...).Addresses[0].Ports[0].Last = 99
+	add("range", 89, model.RoundRobin, 0, behind...).Addresses[0].Ports[0].Last = 94
 	for by := model.FlowKey(1); by < 64; by++ {
 		add(fmt.Sprintf("hash-%d", by), 100+uint16(by), model.Hash, by, behind...)
 	}
 	add("maglev", 200, model.Maglev, model.SrcIP|model.SrcPort, behind...)
 	return all
+}
+
+// testLists are the lists that these farms name.
+func testLists() map[string]*model.FarmList {
+	all := map[string]*model.FarmList{"none": {Name: "none"}}
+	add := func(name string, prefixes ...string) *model.FarmList {
+		l := &model.FarmList{Name: name}
+		for _, text := range prefixes {
+			p := netip.MustParsePrefix(text)
+			l.Ranges = append(l.Ranges, model.AddressRange{First: p.Addr(), Last: model.Last(p)})
+		}
+		slices.SortFunc(l.Ranges, func(a, b model.AddressRange) int { return a.First.Compare(b.First) })
+		all[name] = l
+		return l
+	}
+	add("bad", "192.0.2.0/24", "192.0.3.7/32", "203.0.113.64/27", "2001:db8:bad::/48", "2001:db8::9/128", "2001:db8:0:0:8000::/65")
+	add("good", "192.0.2.128/25", "2001:db8:bad:1::/64").Allow = true
+	add("logged", "192.0.2.0/24", "2001:db8:bad::/48").Log = true
+	many := &model.FarmList{Name: "many", Ranges: []model.AddressRange{{First: netip.MustParseAddr("192.0.0.1"), Last: netip.MustParseAddr("192.255.255.254")}}}
+	all["many"] = many
+	return all
+}
+
+// TestLists has sources on lists, and beside them, meet their fate.
+func TestLists(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, testFarms()...)
+	b.inNamespace(func() {
+		for _, tt := range []struct {
+			src  string
+			port uint16
+			want uint32
+		}{
+			{"192.0.2.1", 87, drop}, {"192.0.2.255", 87, drop}, {"192.0.3.7", 87, drop}, {"203.0.113.95", 87, drop},
+			{"192.0.3.8", 87, redirect}, {"203.0.113.96", 87, redirect}, {"203.0.113.63", 87, redirect},
+			{"2001:db8:bad::1", 87, drop}, {"2001:db8:bad:ffff::", 87, drop}, {"2001:db8::9", 87, drop}, {"2001:db8:0:0:8000::7", 87, drop},
+			{"2001:db8::8", 87, redirect}, {"2001:db8:bae::1", 87, redirect}, {"2001:db8:0:0:7fff::7", 87, redirect},
+			{"192.0.2.1", 90, drop}, {"192.0.2.128", 90, redirect}, {"2001:db8:bad:1::1", 90, redirect}, {"2001:db8:bad:2::1", 90, drop},
+			{"192.0.2.1", 91, pass}, {"192.0.1.1", 91, redirect}, {"2001:db8:bad::1", 91, pass},
+			{"192.0.2.1", 92, pass}, {"198.51.100.1", 92, pass}, {"2001:db8::1", 92, redirect},
+			{"192.0.2.1", 93, drop}, {"192.0.1.1", 93, pass}, {"2001:db8:bad::1", 93, drop},
+			{"192.0.2.1", 80, redirect},
+		} {
+			dst := "10.9.0.1"
+			if netip.MustParseAddr(tt.src).Is6() {
+				dst = "fd09::1"
+			}
+			for _, proto := range []uint8{6, 17, 132} {
+				if got := b.agree(b.packet(tt.src, dst, proto, 4000, tt.port, 0)); got != tt.want {
+					t.Errorf("from %s to port %d, protocol %d: verdict %d, want %d", tt.src, tt.port, proto, got, tt.want)
+				}
+			}
+		}
+	})
+	for of, n := range b.program.read() {
+		if of == (driver.Backend{Name: "bad"}) && n.Times < 30 {
+			t.Errorf("the list has dropped %d packets", n.Times)
+		}
+	}
 }
 
 // TestFrames has single frames meet their fate, in both families.
@@ -228,7 +302,7 @@ func TestFrames(t *testing.T) {
 				{"neighbour unknown", 83, pass, nil},
 				{"interface that takes no frames", 84, pass, nil},
 				{"the symmetric hash", 85, redirect, nil},
-				{"lists", 87, pass, nil},
+				{"lists", 87, redirect, nil},
 				{"another mode", 88, pass, nil},
 				{"a range", 89, pass, nil},
 				{"no farm", 79, pass, nil},
@@ -303,7 +377,7 @@ func TestMutations(t *testing.T) {
 			verdicts[b.agree(b.mutant(r))]++
 		}
 	})
-	t.Logf("%d frames: %d passed on, %d sent back, %d forwarded", n, verdicts[pass], verdicts[transmit], verdicts[redirect])
+	t.Logf("%d frames: %d passed on, %d dropped, %d sent back, %d forwarded", n, verdicts[pass], verdicts[drop], verdicts[transmit], verdicts[redirect])
 	if verdicts[redirect] < n/5 || verdicts[pass] < n/5 {
 		t.Errorf("verdicts: %v", verdicts)
 	}
@@ -315,7 +389,13 @@ func (b *bench) mutant(r *rand.Rand) []byte {
 	if r.IntN(2) == 0 {
 		src, dst = "2001:db8::7", "fd09::1"
 	}
-	ports := []uint16{80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 200, 201}
+	switch r.IntN(6) {
+	case 0:
+		src = map[bool]string{true: "192.0.2.", false: "2001:db8:bad::"}[dst == "10.9.0.1"] + fmt.Sprint(r.IntN(256))
+	case 1:
+		src = map[bool]string{true: "192.0.3.", false: "2001:db8::"}[dst == "10.9.0.1"] + fmt.Sprint(r.IntN(10))
+	}
+	ports := []uint16{80, 81, 82, 83, 84, 85, 86, 87, 87, 87, 88, 89, 90, 90, 91, 92, 93, 200, 201}
 	port := ports[r.IntN(len(ports))]
 	if r.IntN(2) == 0 {
 		port = 100 + uint16(r.IntN(66))

@@ -42,7 +42,7 @@ func newSite(t *testing.T, servers int) *site {
 	world.MountBPF(t)
 	w.balancer.Forward()
 	w.client.Join("eth0", w.balancer, "front")
-	w.client.Address("eth0", "10.0.0.2/24", "fd00::2/64")
+	w.client.Address("eth0", "10.0.0.2/24", "fd00::2/64", "10.0.0.3/24", "fd00::3/64")
 	w.balancer.Address("front", "10.0.0.1/24", "fd00::1/64", virtual4+"/32", virtual6+"/128")
 	w.client.Gateway("10.0.0.1", "fd00::1")
 	w.middle.Bridge("br")
@@ -62,8 +62,9 @@ func newSite(t *testing.T, servers int) *site {
 		s.Set("net.ipv4.conf.all.arp_ignore", "1")
 		s.Set("net.ipv4.conf.all.arp_announce", "2")
 		s.Address("lo", virtual4+"/32", virtual6+"/128")
-		s.Route("10.0.0.2/32", "10.1.0.200")
-		s.Route("fd00::2/128", "fd01::200")
+		for to, via := range map[string]string{"10.0.0.2/32": "10.1.0.200", "10.0.0.3/32": "10.1.0.200", "fd00::2/128": "fd01::200", "fd00::3/128": "fd01::200"} {
+			s.Route(to, via)
+		}
 		s.ServeTCP(name, ":80")
 		for _, addr := range []string{virtual4, virtual6} { // an answer is to come from where the client asked
 			s.ServeUDP(name, hostPort(addr, "53"))
@@ -90,7 +91,7 @@ func (w *site) open(accelerated bool) {
 		if !accelerated {
 			return xdp.Remove()
 		}
-		w.fast, err = xdp.Open(w.base, xdp.Options{})
+		w.fast, err = xdp.Open(w.base, xdp.Options{Stages: xdp.Stages{DSR: true, Drop: true}})
 		w.driver = w.fast
 		return err
 	})
@@ -127,11 +128,19 @@ func (w *site) adopt() {
 // set has the balancer serve farms, by what changed alone once it has served any.
 func (w *site) set(all ...*model.Farm) {
 	w.t.Helper()
-	delta := state.Delta{Farms: state.FarmsDelta{Farms: map[string]*state.Farm{}, Devices: map[int]bool{}}}
+	w.change(nil, all...)
+}
+
+// change has lists be these, and farms come.
+func (w *site) change(lists map[string]*model.FarmList, all ...*model.Farm) {
+	w.t.Helper()
+	delta := state.Delta{Farms: state.FarmsDelta{Farms: map[string]*state.Farm{}, Devices: map[int]bool{}, Lists: lists}}
 	var links model.Links
 	w.balancer.In(func() (err error) { links, err = link.Here.Links(); return err })
 	for name := range w.state.Farms.Farms {
-		delta.Farms.Farms[name] = nil
+		if lists == nil {
+			delta.Farms.Farms[name] = nil
+		}
 	}
 	for _, l := range links.Links {
 		if len(l.Addresses) > 0 && l.Name != "lo" {

@@ -4,11 +4,13 @@
 // What nftables would do with a packet, done as the packet arrives. Whatever is not known here, or
 // not plain, goes on to nftables.
 
+#include "drop.h"
 #include "dsr.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL"; // a helper is for the GPL alone
 
 // What is done; the verifier takes out what is not.
+const volatile bool with_drop;
 const volatile bool with_dsr;
 
 // The Ethernet addresses of the interfaces with this program, by index.
@@ -41,12 +43,22 @@ SEC("xdp.frags")
 int accelerate(struct xdp_md *ctx)
 {
 	struct packet p = {};
+	struct farm *f;
 
 	if (parse(ctx, &p) != PARSED_PORTS || !ours(ctx, &p) || !whole(&p))
 		return XDP_PASS;
-	struct farm *f = find(&p);
-
-	if (with_dsr && f && f->slots)
+	f = find(&p);
+	if (!f)
+		return XDP_PASS;
+	if (with_drop && f->checked) {
+		switch (listed(&p, f)) {
+		case LISTED_DROPPED:
+			return XDP_DROP;
+		case LISTED_LEFT:
+			return XDP_PASS;
+		}
+	}
+	if (with_dsr && f->slots && finished(&p))
 		return direct(ctx, &p, f);
 	return XDP_PASS;
 }

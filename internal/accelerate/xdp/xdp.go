@@ -25,6 +25,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/bpf"
 	netlink "sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -38,6 +39,7 @@ type Base interface {
 // Options configure the Driver.
 type Options struct {
 	Log *slog.Logger // nil: slog.Default()
+	Stages
 	// Generic has programs run at interfaces whose drivers cannot run them, too, by the kernel,
 	// which costs much of what they gain.
 	Generic bool
@@ -52,6 +54,7 @@ type Driver struct {
 	options Options
 
 	mu      sync.Mutex
+	lists   *lists
 	program *program          // nil: none runs
 	links   map[int]link.Link // by interface
 	left    map[int]left      // interfaces that are left to the base
@@ -74,7 +77,7 @@ const accelerator = "xdp"
 // to be. If it fails, the driver is closed.
 func Open(of Base, o Options) (*Driver, error) {
 	o.Log = cmp.Or(o.Log, slog.Default())
-	d := &Driver{Base: of, options: o, links: map[int]link.Link{}, left: map[int]left{}}
+	d := &Driver{Base: of, options: o, lists: newLists(), links: map[int]link.Link{}, left: map[int]left{}}
 	var err error
 	if d.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
 		return nil, errors.Join(err, of.Close())
@@ -98,7 +101,7 @@ func Remove() error {
 func (d *Driver) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return errors.Join(d.release(), d.here.Close(), d.Base.Close())
+	return errors.Join(d.release(), d.lists.close(), d.here.Close(), d.Base.Close())
 }
 
 // release closes what is open of the program.
@@ -119,7 +122,7 @@ func (d *Driver) release() (err error) {
 func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return errors.Join(d.release(), d.pins.Remove(), d.Base.Purge(ctx))
+	return errors.Join(d.release(), d.lists.close(), d.pins.Remove(), d.Base.Purge(ctx))
 }
 
 // Status says how it fares. Safe for concurrent use.
@@ -130,7 +133,13 @@ func (d *Driver) Status() driver.Accelerator {
 	for _, index := range slices.Sorted(maps.Keys(d.left)) {
 		lines = append(lines, fmt.Sprintf("not at %s: %s", d.left[index].Name, d.left[index].why))
 	}
-	return driver.Accelerator{Name: "dsr", Off: d.why, Note: strings.Join(lines, "; ")}
+	if d.program != nil {
+		sums := d.program.read()
+		for _, list := range slices.Sorted(maps.Keys(d.program.listed)) {
+			lines = append(lines, fmt.Sprintf("%d packets dropped by list %s", sums[driver.Backend{Name: list}].Times, list))
+		}
+	}
+	return driver.Accelerator{Name: d.options.String(), Off: d.why, Note: strings.Join(lines, "; ")}
 }
 
 // Traffic implements Base.
@@ -159,7 +168,7 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	if err != nil || want.Farms == nil {
 		return p, err
 	}
-	return &plan{p, d, nil, true, true}, nil
+	return &plan{Plan: p, d: d, devices: true, all: true}, nil
 }
 
 // Update implements driver.Driver.
@@ -168,7 +177,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if err != nil {
 		return nil, err
 	}
-	return &plan{p, d, slices.Collect(maps.Keys(delta.Farms.Farms)), len(delta.Farms.Devices) > 0, false}, nil
+	return &plan{Plan: p, d: d, farms: slices.Collect(maps.Keys(delta.Farms.Farms)), lists: slices.Collect(maps.Keys(delta.Farms.Lists)), devices: len(delta.Farms.Devices) > 0}, nil
 }
 
 // Tampered implements driver.Driver. It follows interfaces, too.
@@ -186,6 +195,7 @@ type plan struct {
 	driver.Plan
 	d       *Driver
 	farms   []string
+	lists   []string
 	devices bool // it may change where they are served
 	all     bool // it adopts: it may change any
 }
@@ -199,6 +209,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	case p.all && p.Len() > 0:
 		d.stop("")
 	case d.program != nil:
+		p.farms = d.program.naming(p.farms, p.lists)
 		if err := d.program.withdraw(p.farms); err != nil {
 			d.stop(err.Error())
 		}
@@ -208,7 +219,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	}
 	d.Held(func(held *state.State) {
 		d.arrival = maps.Clone(held.Farms.Devices)
-		if err := d.step(p, held.Farms.Farms); err != nil {
+		if err := d.step(p, held.Farms); err != nil {
 			d.options.Log.Warn("farms are not accelerated", "error", err)
 			d.stop(bpf.Missing(err))
 		}
@@ -218,27 +229,46 @@ func (p *plan) Apply(ctx context.Context) error {
 
 // step brings the program in step with what the base holds of the farms of a plan. Another one is
 // made where there is none, or it has no room, or all farms may differ.
-func (d *Driver) step(p *plan, held map[string]*state.Farm) error {
-	if d.program != nil && !p.all {
+func (d *Driver) step(p *plan, held *state.Farms) error {
+	err := d.stepLists(p, held.Lists)
+	if err == nil && d.program != nil && !p.all {
 		some := make(map[string]*state.Farm, len(p.farms))
 		for _, name := range p.farms {
-			some[name] = held[name]
+			some[name] = held.Farms[name]
 		}
-		err := d.program.serve(some)
-		if err == nil && p.devices {
+		if err = d.program.serve(some); err == nil && p.devices {
 			d.attach(d.program)
 		}
 		if !errors.Is(err, errFull) {
 			return err
 		}
 	}
-	return d.renew(held)
+	if err != nil && !errors.Is(err, errFull) {
+		return err
+	}
+	return d.renew(held.Farms)
+}
+
+// stepLists brings the maps of lists in step. With errFull, other maps have taken their place.
+func (d *Driver) stepLists(p *plan, held map[string]*model.FarmList) error {
+	if !d.options.Drop {
+		return nil
+	}
+	names := p.lists
+	if p.all {
+		names = slices.Concat(slices.Collect(maps.Keys(held)), slices.Collect(maps.Keys(d.lists.held)))
+	}
+	err := d.lists.follow(held, names)
+	if errors.Is(err, errFull) {
+		err = cmp.Or(d.lists.anew(held), errFull)
+	}
+	return err
 }
 
 // renew puts another program with all farms in the place of what runs, if there are any.
 func (d *Driver) renew(farms map[string]*state.Farm) error {
 	d.why = ""
-	s := sizeOf(farms, d.arrival)
+	s := d.options.sizeOf(farms, d.arrival)
 	if s.farms == 0 {
 		d.stop("")
 		return nil
@@ -246,7 +276,7 @@ func (d *Driver) renew(farms map[string]*state.Farm) error {
 	if err := d.pins.Make(); err != nil {
 		return err
 	}
-	next, err := newProgram(s)
+	next, err := newProgram(d.options.Stages, d.lists, s)
 	if err != nil {
 		return err
 	}

@@ -72,21 +72,6 @@ func each(ranges []model.AddressRange, yield func(netip.Prefix)) {
 // listChange is a change of lists.
 type listChange struct{ before, after listings }
 
-// moved are the ranges that only one of two sorted lists has.
-func moved(old, now []model.AddressRange) (gone, come []model.AddressRange) {
-	for len(old) > 0 || len(now) > 0 {
-		switch {
-		case len(old) > 0 && len(now) > 0 && old[0] == now[0]:
-			old, now = old[1:], now[1:]
-		case len(now) == 0 || len(old) > 0 && old[0].First.Compare(now[0].First) <= 0:
-			gone, old = append(gone, old[0]), old[1:]
-		default:
-			come, now = append(come, now[0]), now[1:]
-		}
-	}
-	return gone, come
-}
-
 // list has a list follow another one of the name, either of which may be nil, and returns the
 // ranges that go and come.
 func (c *tableChange) list(name string, now *model.FarmList) (gone, come []model.AddressRange) {
@@ -95,7 +80,7 @@ func (c *tableChange) list(name string, now *model.FarmList) (gone, come []model
 	}
 	old := c.lists.after.get(name)
 	next := &listing{now, old.lengths}
-	gone, come = moved(old.Ranges, now.Ranges)
+	gone, come = model.DiffRanges(old.Ranges, now.Ranges)
 	for n, ranges := range map[int][]model.AddressRange{-1: gone, 1: come} {
 		each(ranges, func(p netip.Prefix) { next.lengths[familyIndex(p.Addr().Is4())][p.Bits()] += n })
 	}
