@@ -382,9 +382,9 @@ func changeNode(ctx context.Context, change *kube.NodeChange, name string, objec
 	})
 }
 
-// setSysctls lets the node forward. With offload, rules ask how many packets a connection has had, for
-// which the kernel counts them: it is set here so that it is recorded. The agent is useful without,
-// so failures are only logged.
+// setSysctls lets the node forward. With offload, rules ask how many packets a connection has had,
+// for which the kernel counts them: it is set here so that it is recorded. The agent is useful
+// without, so failures are only logged.
 func setSysctls(log *slog.Logger, o runOptions, offload bool) {
 	ipv4, ipv6 := o.families()
 	want := forwardingSysctls(log, ipv4, ipv6)

@@ -305,8 +305,8 @@ func (r *Reader) DefaultRoutes() ([]DefaultRoute, error) {
 	return all, nil
 }
 
-// Uplinks names the interfaces at which packets arrive that come by default routes, sorted: in place
-// of a bond its ports, and in place of a VLAN what carries it.
+// Uplinks names the interfaces at which packets arrive that come by default routes, sorted: in
+// place of a bond its ports, and in place of a VLAN what carries it.
 func (r *Reader) Uplinks() ([]string, error) {
 	routes, err := r.DefaultRoutes()
 	if err != nil {

@@ -224,8 +224,8 @@ func (rs *Ruleset) filterChains() []nft.Chain {
 const offloadChain = "offload"
 
 // questions are the packets of a flow of UDP that is not put there yet: what DNS takes, two
-// questions and their answers. An entry of the flowtable saves such a flow nothing, and stays half a
-// minute. A connection of TCP has more to come once it is established.
+// questions and their answers. An entry of the flowtable saves such a flow nothing, and stays half
+// a minute. A connection of TCP has more to come once it is established.
 const questions = 4
 
 // OffloadChain is that chain, and the same while there is no flowtable.
