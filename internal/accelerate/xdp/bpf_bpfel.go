@@ -36,9 +36,10 @@ type bpfCount struct {
 }
 
 type bpfDevice struct {
-	_    structs.HostLayout
-	Mac  [6]uint8
-	Zero [2]uint8
+	_       structs.HostLayout
+	Mac     [6]uint8
+	Returns uint8
+	Zero    uint8
 }
 
 type bpfFarm struct {

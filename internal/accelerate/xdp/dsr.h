@@ -5,6 +5,7 @@
 #pragma once
 
 #include "count.h"
+#include "device.h"
 #include "farm.h"
 #include "jhash.h"
 
@@ -156,7 +157,7 @@ static __always_inline bool ask(struct xdp_md *ctx, struct packet *p, struct bac
 }
 
 // find_neighbour returns what the kernel says of a backend; NULL: nftables has to find it.
-static __always_inline struct neighbour *find_neighbour(struct xdp_md *ctx, struct packet *p, __u32 number)
+static __always_inline struct neighbour *find_neighbour(struct xdp_md *ctx, struct packet *p, const struct device *in, __u32 number)
 {
 	struct backend *b = bpf_map_lookup_elem(&backends, &number);
 	__u32 at = number % NEIGHBOURS;
@@ -173,10 +174,12 @@ static __always_inline struct neighbour *find_neighbour(struct xdp_md *ctx, stru
 		n->device = b->device;
 		n->time = now;
 	}
-	// Whether the interface takes frames is known at once.
-	if (p->length > n->mtu || bpf_redirect_map(&ways, b->device, XDP_PASS) != XDP_REDIRECT)
+	if (p->length > n->mtu)
 		return NULL;
-	return n;
+	if (n->device == ctx->ingress_ifindex)
+		return in->returns ? n : NULL;
+	// Whether the interface takes frames is known at once.
+	return bpf_redirect_map(&ways, b->device, XDP_PASS) == XDP_REDIRECT ? n : NULL;
 }
 
 // lower lowers the TTL by one; false: it has none left.
@@ -198,14 +201,14 @@ static __always_inline bool lower(struct packet *p)
 	return true;
 }
 
-static __always_inline int direct(struct xdp_md *ctx, struct packet *p, const struct farm *f)
+static __always_inline int direct(struct xdp_md *ctx, struct packet *p, const struct farm *f, const struct device *in)
 {
 	__u32 at = f->first + choose(p, f->hash_by, f->slots);
 	struct slot *s = bpf_map_lookup_elem(&slots, &at);
 
 	if (!s)
 		return XDP_PASS;
-	struct neighbour *n = find_neighbour(ctx, p, s->backend);
+	struct neighbour *n = find_neighbour(ctx, p, in, s->backend);
 
 	if (!n || !lower(p))
 		return XDP_PASS;

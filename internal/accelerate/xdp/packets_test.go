@@ -32,9 +32,7 @@ func TestDirect(t *testing.T) {
 				t.Errorf("%s %s: %v", network, tt.virtual, counts)
 			}
 			// The first packet to a backend, and one a second, go by the base.
-			if n := w.took() - before; n < 40 {
-				t.Errorf("%s %s: the program forwarded %d packets; %v", network, tt.virtual, n, w.notes())
-			}
+			w.forwarded(w.took()-before, 40)
 		}
 	}
 }
@@ -91,9 +89,7 @@ func TestToggled(t *testing.T) {
 	}
 	over.Store(true)
 	clients.Wait()
-	if took < 500 {
-		t.Errorf("the program forwarded %d packets of %d requests; %v", took, asked.Load(), w.notes())
-	}
+	w.forwarded(took, 500)
 }
 
 // silence is how long nothing comes back from where nothing is to come from.
@@ -145,9 +141,7 @@ func TestListed(t *testing.T) {
 	for range 30 {
 		meets("forwarded", nil, []string{"10.0.0.2"})
 	}
-	if n := w.took() - before; n < 20 {
-		t.Errorf("the program forwarded %d packets of a farm with lists; %v", n, w.notes())
-	}
+	w.forwarded(w.took()-before, 20)
 	w.restart(false)
 	meets("by the base", []string{"fd00::3"}, []string{"10.0.0.2", "10.0.0.3", "fd00::2"})
 	w.restart(true)

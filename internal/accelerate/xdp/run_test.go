@@ -84,7 +84,7 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 	}
 	var at link.Link
 	b.host.In(func() error {
-		if err := b.program.equip(map[uint32]bpfDevice{uint32(b.in): {Mac: b.mac}}, ways); err != nil {
+		if err := b.program.equip(map[uint32]bpfDevice{uint32(b.in): {Mac: b.mac, Returns: 1}}, ways); err != nil {
 			return err
 		}
 		at, err = link.AttachXDP(link.XDPOptions{Program: b.program.objs.Accelerate, Interface: b.in, Flags: link.XDPDriverMode})

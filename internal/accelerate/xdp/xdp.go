@@ -58,6 +58,7 @@ type Driver struct {
 	program *program          // nil: none runs
 	links   map[int]link.Link // by interface
 	left    map[int]left      // interfaces that are left to the base
+	shut    []string          // interfaces that lead to backends and take no frames from programs
 	why     string            // nothing is accelerated, though something could be
 	arrival map[int]struct{}  // interfaces that farms are served at
 }
@@ -132,6 +133,9 @@ func (d *Driver) Status() driver.Accelerator {
 	var lines []string
 	for _, index := range slices.Sorted(maps.Keys(d.left)) {
 		lines = append(lines, fmt.Sprintf("not at %s: %s", d.left[index].Name, d.left[index].why))
+	}
+	for _, name := range d.shut {
+		lines = append(lines, fmt.Sprintf("not out of %s: it takes no frames from programs, as far as the kernel tells", name))
 	}
 	if d.program != nil {
 		sums := d.program.read()
@@ -317,7 +321,7 @@ func (d *Driver) attachHere(p *program) error {
 	devices, ways := map[uint32]bpfDevice{}, map[uint32]bool{}
 	for index, c := range cards {
 		if _, serves := d.arrival[index]; serves && unfit(c) == "" {
-			devices[uint32(index)] = bpfDevice{Mac: c.MAC}
+			devices[uint32(index)] = bpfDevice{Mac: c.MAC, Returns: number(c.ReturnsFrames)}
 		}
 		if c.TakesFrames {
 			ways[uint32(index)] = true
@@ -326,6 +330,15 @@ func (d *Driver) attachHere(p *program) error {
 	if err := p.equip(devices, ways); err != nil {
 		return err
 	}
+	d.shut = d.shut[:0]
+	for t := range p.targets {
+		c, here := cards[int(t.device)]
+		_, in := d.links[int(t.device)]
+		if here && !c.TakesFrames && !(in && c.ReturnsFrames) && !slices.Contains(d.shut, c.Name) {
+			d.shut = append(d.shut, c.Name)
+		}
+	}
+	slices.Sort(d.shut)
 	for index, c := range cards {
 		_, serves := d.arrival[index]
 		switch l := d.links[index]; {
@@ -356,6 +369,13 @@ func unfit(c netlink.Card) string {
 		return "it has VLANs, whose tags the network card may have taken off packets"
 	}
 	return ""
+}
+
+func number(yes bool) uint8 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 func pin(index int) string { return fmt.Sprintf("link-%d", index) }

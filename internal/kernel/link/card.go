@@ -20,6 +20,8 @@ type Card struct {
 	// far as the kernel tells, which it does from Linux 6.3 on. A veth pair takes none before its
 	// far end has a program or GRO: they would be lost, and counted by nothing.
 	TakesFrames bool
+	// ReturnsFrames reports whether frames that came by it can be sent by it.
+	ReturnsFrames bool
 }
 
 // Cards returns the interfaces but for loopback, by index.
@@ -39,6 +41,7 @@ func (r *Reader) Cards() (map[int]Card, error) {
 		if len(a.HardwareAddr) == len(c.MAC) && a.EncapType == "ether" {
 			c.MAC = [6]byte(a.HardwareAddr)
 		}
+		c.ReturnsFrames = l.Type() != "veth" || c.TakesFrames
 		if a.Flags&net.FlagLoopback == 0 {
 			cards[a.Index] = c
 		}

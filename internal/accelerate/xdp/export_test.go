@@ -1,0 +1,16 @@
+package xdp
+
+// Took is how many packets the program has forwarded.
+func (d *Driver) Took() (n uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.program == nil {
+		return 0
+	}
+	for of, sum := range d.program.read() {
+		if of.Farm != "" {
+			n += sum.Times
+		}
+	}
+	return n
+}
