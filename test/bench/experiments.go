@@ -59,6 +59,7 @@ func Experiments() []harness.Experiment {
 		balancer.Checks,
 		accelerate.Sockets,
 		accelerate.Direct,
+		accelerate.Drop,
 		soak.Experiment,
 		hostile.Objects,
 		hostile.Memory,

@@ -119,7 +119,10 @@ func (b *bench) agree(frame []byte) (verdict uint32) {
 	b.t.Helper()
 	want, after, _ := b.fate(frame)
 	got, out := b.run(frame)
-	if got == pass && want != pass {
+	for range 9 {
+		if got != pass || want == pass {
+			break
+		}
 		got, out = b.run(frame)
 	}
 	if got != want || !bytes.Equal(out, after) {

@@ -62,9 +62,10 @@ type (
 	}
 	// FarmPolicy is a list of addresses.
 	FarmPolicy struct {
-		Name     string        `json:"name"`
-		Type     string        `json:"type"`
-		Elements []FarmElement `json:"elements"`
+		Name     string            `json:"name"`
+		Type     string            `json:"type"`
+		Feed     map[string]string `json:"feed,omitempty"` // not nftlb's
+		Elements []FarmElement     `json:"elements,omitempty"`
 	}
 	// FarmElement is an address or network of a FarmPolicy.
 	FarmElement struct {
