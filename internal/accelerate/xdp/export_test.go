@@ -14,3 +14,10 @@ func (d *Driver) Took() (n uint64) {
 	}
 	return n
 }
+
+// Withdraw leaves farms to the base, as before a change of that.
+func (d *Driver) Withdraw(farms ...string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.program.withdraw(farms)
+}

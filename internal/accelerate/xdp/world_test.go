@@ -23,6 +23,7 @@ import (
 type site struct {
 	t                        *testing.T
 	client, balancer, middle *world.Host
+	servers                  []*world.Host
 	base                     *farms.Driver
 	driver                   driver.Driver
 	fast                     *xdp.Driver // nil: there is none
@@ -57,6 +58,7 @@ func newSite(t *testing.T, servers int) *site {
 	for i := range servers {
 		name := fmt.Sprintf("s%d", i+1)
 		s := world.NewHost(t, name)
+		w.servers = append(w.servers, s)
 		port(s, "eth0", name)
 		s.Address("eth0", fmt.Sprintf("10.1.0.1%d/24", i+1), fmt.Sprintf("fd01::1%d/64", i+1))
 		s.Set("net.ipv4.conf.all.arp_ignore", "1")

@@ -123,7 +123,8 @@ func (d *Driver) release() (err error) {
 func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return errors.Join(d.release(), d.lists.close(), d.pins.Remove(), d.Base.Purge(ctx))
+	d.stop("")
+	return errors.Join(d.lists.close(), d.pins.Remove(), d.Base.Purge(ctx))
 }
 
 // Status says how it fares. Safe for concurrent use.
@@ -240,11 +241,16 @@ func (d *Driver) step(p *plan, held *state.Farms) error {
 		for _, name := range p.farms {
 			some[name] = held.Farms[name]
 		}
-		if err = d.program.serve(some); err == nil && p.devices {
-			d.attach(d.program)
-		}
-		if !errors.Is(err, errFull) {
+		err = d.program.serve(some)
+		switch {
+		case errors.Is(err, errFull), err == nil && len(d.program.owners) == 0: // another one, or none
+		case err != nil:
 			return err
+		default:
+			if p.devices {
+				d.attach(d.program)
+			}
+			return nil
 		}
 	}
 	if err != nil && !errors.Is(err, errFull) {
@@ -300,6 +306,9 @@ func (d *Driver) renew(farms map[string]*state.Farm) error {
 
 // stop leaves everything to the base; why: to people, if something could be accelerated.
 func (d *Driver) stop(why string) {
+	for _, l := range d.links { // at once: what was pinned goes a moment later
+		_ = l.Detach()
+	}
 	if err := errors.Join(d.release(), d.pins.Remove()); err != nil {
 		d.options.Log.Warn("cannot remove the program that accelerates farms", "error", err)
 	}
@@ -390,6 +399,7 @@ func (d *Driver) detach(index int, p *program) {
 	}
 	err := d.pins.Detach(pin(index))
 	if l != nil {
+		_ = l.Detach() // it has gone with its interface, or goes with its pin
 		err = errors.Join(err, l.Close())
 	}
 	if delete(d.links, index); err != nil {
