@@ -60,6 +60,7 @@ func Experiments() []harness.Experiment {
 		accelerate.Sockets,
 		accelerate.Direct,
 		accelerate.Drop,
+		accelerate.Connection,
 		soak.Experiment,
 		hostile.Objects,
 		hostile.Memory,

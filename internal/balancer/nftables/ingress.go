@@ -54,8 +54,8 @@ func arrivalChain(fp *family, k kind) nft.Chain {
 	}}
 }
 
-// arriving goes on with packets of a family that are for this machine. Frames of a VLAN arrive again
-// by its interface.
+// arriving goes on with packets of a family that are for this machine. Frames of a VLAN arrive
+// again by its interface.
 func arriving(fp *family, ethernet bool) nft.Rule {
 	r := rule()
 	if ethernet {

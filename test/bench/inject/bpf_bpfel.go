@@ -21,6 +21,9 @@ const (
 	bpfProgCount      = "count"
 	bpfProgInject     = "inject"
 	bpfProgPass       = "pass"
+	bpfProgSink       = "sink"
+	bpfVarAck         = "ack"
+	bpfVarAnswer      = "answer"
 	bpfVarBackendMask = "backend_mask"
 	bpfVarBackendNet  = "backend_net"
 	bpfVarDstBase     = "dst_base"
@@ -34,8 +37,10 @@ const (
 	bpfVarLastNs      = "last_ns"
 	bpfVarNext        = "next"
 	bpfVarProtocol    = "protocol"
+	bpfVarSeq         = "seq"
 	bpfVarSrcBase     = "src_base"
 	bpfVarSrcMask     = "src_mask"
+	bpfVarTcpFlags    = "tcp_flags"
 	bpfVarUntil       = "until"
 )
 
@@ -84,6 +89,7 @@ type bpfProgramSpecs struct {
 	Count  *ebpf.ProgramSpec `ebpf:"count"`
 	Inject *ebpf.ProgramSpec `ebpf:"inject"`
 	Pass   *ebpf.ProgramSpec `ebpf:"pass"`
+	Sink   *ebpf.ProgramSpec `ebpf:"sink"`
 }
 
 // bpfMapSpecs contains maps before they are loaded into the kernel.
@@ -98,6 +104,8 @@ type bpfMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
+	Ack         *ebpf.VariableSpec `ebpf:"ack"`
+	Answer      *ebpf.VariableSpec `ebpf:"answer"`
 	BackendMask *ebpf.VariableSpec `ebpf:"backend_mask"`
 	BackendNet  *ebpf.VariableSpec `ebpf:"backend_net"`
 	DstBase     *ebpf.VariableSpec `ebpf:"dst_base"`
@@ -111,8 +119,10 @@ type bpfVariableSpecs struct {
 	LastNs      *ebpf.VariableSpec `ebpf:"last_ns"`
 	Next        *ebpf.VariableSpec `ebpf:"next"`
 	Protocol    *ebpf.VariableSpec `ebpf:"protocol"`
+	Seq         *ebpf.VariableSpec `ebpf:"seq"`
 	SrcBase     *ebpf.VariableSpec `ebpf:"src_base"`
 	SrcMask     *ebpf.VariableSpec `ebpf:"src_mask"`
+	TcpFlags    *ebpf.VariableSpec `ebpf:"tcp_flags"`
 	Until       *ebpf.VariableSpec `ebpf:"until"`
 }
 
@@ -151,6 +161,8 @@ func (m *bpfMaps) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
+	Ack         *ebpf.Variable `ebpf:"ack"`
+	Answer      *ebpf.Variable `ebpf:"answer"`
 	BackendMask *ebpf.Variable `ebpf:"backend_mask"`
 	BackendNet  *ebpf.Variable `ebpf:"backend_net"`
 	DstBase     *ebpf.Variable `ebpf:"dst_base"`
@@ -164,8 +176,10 @@ type bpfVariables struct {
 	LastNs      *ebpf.Variable `ebpf:"last_ns"`
 	Next        *ebpf.Variable `ebpf:"next"`
 	Protocol    *ebpf.Variable `ebpf:"protocol"`
+	Seq         *ebpf.Variable `ebpf:"seq"`
 	SrcBase     *ebpf.Variable `ebpf:"src_base"`
 	SrcMask     *ebpf.Variable `ebpf:"src_mask"`
+	TcpFlags    *ebpf.Variable `ebpf:"tcp_flags"`
 	Until       *ebpf.Variable `ebpf:"until"`
 }
 
@@ -176,6 +190,7 @@ type bpfPrograms struct {
 	Count  *ebpf.Program `ebpf:"count"`
 	Inject *ebpf.Program `ebpf:"inject"`
 	Pass   *ebpf.Program `ebpf:"pass"`
+	Sink   *ebpf.Program `ebpf:"sink"`
 }
 
 func (p *bpfPrograms) Close() error {
@@ -183,6 +198,7 @@ func (p *bpfPrograms) Close() error {
 		p.Count,
 		p.Inject,
 		p.Pass,
+		p.Sink,
 	)
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //go:build ignore
 
-// Two XDP programs: `inject` turns live frames (BPF_F_TEST_XDP_LIVE_FRAMES)
-// into SYNs or datagrams, of flows that never existed before or of a few in turns;
-// `count` counts and drops what arrives at the backends.
+// XDP programs: `inject` turns live frames (BPF_F_TEST_XDP_LIVE_FRAMES)
+// into segments or datagrams, of flows that never existed before or of a few in turns;
+// `count` counts and drops what arrives at the backends. `sink` does so as packets leave.
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -25,7 +25,11 @@ volatile __u8 dst_mac[ETH_ALEN];
 volatile __u32 src_base;   // address of flow 0
 volatile __u32 src_mask;   // bits of the address that are drawn for each packet; 0: address after address
 volatile __u32 flow_mask;  // flow numbers start again where their bits end
-volatile __u8 protocol;    // IPPROTO_TCP: SYNs; IPPROTO_UDP: datagrams of twelve bytes
+volatile __u8 protocol;    // IPPROTO_TCP: segments; IPPROTO_UDP: datagrams of twelve bytes
+volatile __u8 tcp_flags;   // of the segments
+volatile __u32 seq;        // their numbers, counted from the flow's own
+volatile __u32 ack;
+volatile __u8 answer;      // they go from the target to the flow's source
 volatile __u32 dst_base;   // address of target 0; target i is i addresses on
 volatile __u32 dst_first;  // the first target to hit
 volatile __u32 dst_count;  // how many targets from dst_first on
@@ -88,7 +92,6 @@ int inject(struct xdp_md *ctx)
 	if (flow + 1 == until)
 		last_ns = bpf_ktime_get_ns();
 
-	__u32 number = flow;
 	flow &= flow_mask;
 	__u32 src = src_base + (flow >> PORTS_SHIFT);
 	if (src_mask)
@@ -97,6 +100,14 @@ int inject(struct xdp_md *ctx)
 	__u16 sport = FIRST_PORT + (flow & ((1 << PORTS_SHIFT) - 1));
 	__u16 dport = dst_port;
 	__u32 addrs = (src >> 16) + (src & 0xffff) + (dst >> 16) + (dst & 0xffff);
+	if (answer) {
+		__u32 source = src;
+		__u16 port = sport;
+		src = dst;
+		dst = source;
+		sport = dport;
+		dport = port;
+	}
 
 	// The kernel recycles a frame's page with whatever the stack left in it
 	// (rewritten addresses, ports, TTL), so no field may be taken as still right.
@@ -128,12 +139,14 @@ int inject(struct xdp_md *ctx)
 		return receive(ctx);
 	}
 	words[0] = bpf_htonl((__u32)sport << 16 | dport);
-	words[1] = bpf_htonl(number);        // sequence number
-	words[2] = 0;                        // acknowledgement
-	words[3] = bpf_htonl(0x5002ffff);    // five words, SYN, window
+	__u32 sent = flow + seq, got = tcp_flags & 0x10 /* ACK */ ? flow + ack : 0;
+	__u32 bits = 0x5000 | tcp_flags;     // five words
+	words[1] = bpf_htonl(sent);
+	words[2] = bpf_htonl(got);
+	words[3] = bpf_htonl(bits << 16 | 0xffff); // window
 	words[4] = 0;                        // checksum, urgent pointer
-	tcp->check = fold(addrs + IPPROTO_TCP + 20 + sport + dport + (number >> 16) +
-			  (number & 0xffff) + 0x5002 + 0xffff);
+	tcp->check = fold(addrs + IPPROTO_TCP + 20 + sport + dport + (sent >> 16) + (sent & 0xffff) +
+			  (got >> 16) + (got & 0xffff) + bits + 0xffff);
 	return receive(ctx);
 }
 
@@ -163,6 +176,20 @@ int count(struct xdp_md *ctx)
 	if (n)
 		(*n)++;
 	return XDP_DROP;
+}
+
+// On a device by which packets leave: none does.
+SEC("tc")
+int sink(struct __sk_buff *skb)
+{
+	__u32 slot = skb->protocol != bpf_htons(ETH_P_IP);
+	__u64 *n = bpf_map_lookup_elem(&arrived, &slot);
+
+	if (slot)
+		return -1; // TCX_NEXT: neighbour discovery goes on
+	if (n)
+		(*n)++;
+	return 2; // TCX_DROP
 }
 
 // An XDP program on the receiving device gives it the receive queue that live

@@ -43,8 +43,21 @@ type Origin struct {
 	// Base. 0: none.
 	Scatter uint32
 	Flows   int  // so many flows in turns, a power of two; 0: every packet is a new one
-	UDP     bool // datagrams of twelve bytes in place of SYNs
+	UDP     bool // datagrams of twelve bytes in place of segments
 }
+
+// Segment is what is sent of each flow, unless it is a datagram. Both ends of a flow count from the
+// same number.
+type Segment struct {
+	Flags    uint8
+	Seq, Ack uint32
+	Answer   bool // from the target to the flow's source
+}
+
+// The flags of a Segment (RFC 9293).
+const (
+	FIN, SYN, PSH, ACK = 0x01, 0x02, 0x08, 0x10
+)
 
 // FirstPort is the source port of the first flow of an address; the next ones follow.
 const FirstPort = 1024
@@ -64,6 +77,8 @@ type Generator struct {
 	ifindex int
 	objs    bpfObjects
 	hold    link.Link
+	flags   uint32         // of the program that makes packets
+	met     ebpf.ProgramID // the device's own program, which every packet meets; 0: none
 }
 
 // New returns a Generator of packets that the device of ns takes as received. If the device has an
@@ -88,7 +103,7 @@ func New(ns *netns.NS, device string) (*Generator, error) {
 	} else {
 		g.hold, err = attach(ns, g.ifindex, g.objs.Pass)
 	}
-	err = errors.Join(err, setMAC(g.objs.DstMac, l.Attrs().HardwareAddr), g.From(Origin{Base: Sources.Addr()}))
+	err = errors.Join(err, g.prepare(l.Attrs().HardwareAddr))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare packet generator on %s: %w", device, err), g.objs.Close())
 	}
@@ -97,6 +112,7 @@ func New(ns *netns.NS, device string) (*Generator, error) {
 
 // load loads the programs, with flags for the one that makes packets.
 func (g *Generator) load(flags uint32) error {
+	g.flags = flags
 	spec, err := loadBpf()
 	if err == nil {
 		spec.Programs[bpfProgInject].Flags |= flags
@@ -108,8 +124,31 @@ func (g *Generator) load(flags uint32) error {
 	return nil
 }
 
+// Beside returns another Generator on the same device, for another CPU. Close it first.
+func (g *Generator) Beside() (*Generator, error) {
+	o := &Generator{ns: g.ns, ifindex: g.ifindex}
+	if err := o.load(g.flags); err != nil {
+		return nil, err
+	}
+	var mac [6]byte
+	err := errors.Join(g.objs.DstMac.Get(&mac), o.prepare(mac[:]))
+	if g.met != 0 {
+		err = errors.Join(err, o.meet(g.met))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare packet generator: %w", err), o.objs.Close())
+	}
+	return o, nil
+}
+
+// prepare has the programs make SYNs of new flows.
+func (g *Generator) prepare(mac net.HardwareAddr) error {
+	return errors.Join(setMAC(g.objs.DstMac, mac), g.From(Origin{Base: Sources.Addr()}), g.Make(Segment{Flags: SYN}))
+}
+
 // meet has the device's own XDP program called for every packet.
 func (g *Generator) meet(id ebpf.ProgramID) error {
+	g.met = id
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return fmt.Errorf("find the device's XDP program: %w", err)
@@ -168,6 +207,27 @@ func (g *Generator) From(o Origin) error {
 	return nil
 }
 
+// Make sets which segments the next Send makes; without it they are SYNs.
+func (g *Generator) Make(s Segment) error {
+	answer := uint8(0)
+	if s.Answer {
+		answer = 1
+	}
+	err := errors.Join(g.objs.TcpFlags.Set(s.Flags), g.objs.Seq.Set(s.Seq), g.objs.Ack.Set(s.Ack), g.objs.Answer.Set(answer))
+	if err != nil {
+		return fmt.Errorf("prepare packet generator: %w", err)
+	}
+	return nil
+}
+
+// Start sets the number of the flow that the next Send begins with.
+func (g *Generator) Start(flow uint32) error {
+	if err := g.objs.Next.Set(flow); err != nil {
+		return fmt.Errorf("prepare packet generator: %w", err)
+	}
+	return nil
+}
+
 // Send makes n packets, each of a flow that was never made before unless From said otherwise, on
 // the given CPU. They have been processed when it returns.
 func (g *Generator) Send(n, cpu int) (Result, error) {
@@ -220,6 +280,30 @@ func (g *Generator) run(n int) error {
 type Arrived struct {
 	Backend int // IPv4 packets to a backend's address
 	Other   int // IPv4 packets to any other address: nothing translated them
+}
+
+// Sink drops and counts all IPv4 packets as they are about to leave by a device. Nothing of the far
+// side is a part of their cost then.
+type Sink struct{ Counter }
+
+// NewSink puts a Sink on a device of ns.
+func NewSink(ns *netns.NS, device string) (*Sink, error) {
+	s := &Sink{}
+	l, err := ns.LinkByName(device)
+	if err != nil {
+		return nil, fmt.Errorf("find device %s in %s: %w", device, ns.Name, err)
+	}
+	if err := loadBpfObjects(&s.objs, nil); err != nil {
+		return nil, fmt.Errorf("load packet counter: %w", err)
+	}
+	err = ns.Do(func() (err error) {
+		s.hold, err = link.AttachTCX(link.TCXOptions{Program: s.objs.Sink, Attach: ebpf.AttachTCXEgress, Interface: l.Attrs().Index})
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("count packets that leave by %s (needs Linux 6.6): %w", device, err), s.objs.Close())
+	}
+	return s, nil
 }
 
 // Counter drops and counts all IPv4 packets that a device receives.
