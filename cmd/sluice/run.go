@@ -215,6 +215,9 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return privilege(err)
 		}
 		c.Driver, c.FlowsCut, c.AwaitCuts, c.Flows = d, d.FlowsCut, d.AwaitCuts, d.Flows
+		if at, is := served.(*sockets.Driver); is {
+			c.Flows = bothFlows(d.Flows, at.Flows)
+		}
 		c.InStep = func(ctx context.Context) { o.replaceModes(ctx, here, mode, log) }
 	}
 	reader, err := link.Open()

@@ -26,7 +26,8 @@ too: CHOSEN says whether this node sends new connections there, NOTE why not. Wh
 "from inside" means connections to the cluster IPs, and "from outside" those that come from outside
 to all other addresses. FLOWS counts the entries in this node's connection tracking from the
 service's addresses to the endpoint. They are of connections that this node has translated, and
-stay for a while after a connection has ended. Of a headless service, CHOSEN are those that DNS
+stay for a while after a connection has ended. With --accelerate sockets it counts the sockets, too,
+that are connected to the endpoint. Of a headless service, CHOSEN are those that DNS
 gives to clients.`
 
 func newServicesCommand() *cobra.Command {

@@ -8,9 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -44,11 +46,17 @@ type owners struct {
 type owner struct {
 	id     netns.ID
 	cookie uint64
+	found  time.Time
 }
 
-// lookEvery is how often pods are looked for without a sign of one: nothing tells that a pod has
-// got its default route.
-const lookEvery = 5 * time.Second
+// Without a sign of a new one, pods are looked for from time to time: nothing tells that a pod has
+// got its default route. A pod that is young is looked at more often, as what redirects its
+// connections may come after its interface.
+const (
+	lookEvery      = 5 * time.Second
+	lookYoungEvery = time.Second
+	young          = 5 * time.Minute
+)
 
 func watchOwners(ctx context.Context, d *Driver) (*owners, error) {
 	own, err := netns.Cookie()
@@ -73,14 +81,15 @@ func (o *owners) wait() {
 
 func (o *owners) run(ctx context.Context, links <-chan model.Links) {
 	defer close(o.ended)
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
 	for ctx.Err() == nil {
-		o.look()
+		pause := lookEvery
+		if o.look() {
+			pause = lookYoungEvery
+		}
 		select {
 		case <-ctx.Done():
 		case <-links:
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-o.again:
 		}
 	}
@@ -131,13 +140,13 @@ func (o *owners) note() string {
 	return fmt.Sprintf("sockets of the node and of %s", model.Count(len(o.pods), "pod"))
 }
 
-// look looks for namespaces that have come and gone.
-func (o *owners) look() {
+// look looks for namespaces that have come and gone, and reports whether there are young ones.
+func (o *owners) look() (some bool) {
 	o.mu.Lock()
 	on := o.on
 	o.mu.Unlock()
 	if !on {
-		return // where pods have their addresses may not be known yet
+		return false // where pods have their addresses may not be known yet
 	}
 	var clusters []netip.Prefix
 	o.d.Held(func(s *state.State) {
@@ -161,7 +170,7 @@ func (o *owners) look() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.on {
-		return
+		return false
 	}
 	for path, p := range o.pods {
 		if there[path] != p.id || !slices.Equal(o.clusters, clusters) {
@@ -172,7 +181,8 @@ func (o *owners) look() {
 	o.clusters = clusters
 	var near *nearby
 	for path, id := range there {
-		if _, known := o.pods[path]; known {
+		before, known := o.pods[path]
+		if known && time.Since(before.found) > young {
 			continue
 		}
 		if near == nil {
@@ -182,8 +192,15 @@ func (o *owners) look() {
 		}
 		cookie, is := near.pod(path)
 		o.denied = near.denied
-		if is {
-			o.pods[path] = owner{id, cookie}
+		switch {
+		case !is:
+			delete(o.pods, path)
+		case !known:
+			before.found = time.Now()
+			fallthrough
+		default:
+			o.pods[path] = owner{id, cookie, before.found}
+			some = true
 		}
 	}
 	served := map[uint64]bool{o.own: true}
@@ -193,6 +210,7 @@ func (o *owners) look() {
 	if err = errors.Join(err, o.write(served)); err != nil {
 		o.d.log.Warn("the sockets of some pods are not served", "error", err)
 	}
+	return some
 }
 
 // nearby is what tells whose pod a namespace is.
@@ -218,7 +236,9 @@ func (o *owners) nearby() (*nearby, error) {
 }
 
 // pod returns the cookie of a namespace if it is a pod's of this node: an interface leads there,
-// its default route leads back, and if it is known which addresses pods have, it has one.
+// its default route leads back, and if it is known which addresses pods have, it has one. One that
+// redirects its own connections, as to the proxy of a service mesh, counts as none: that proxy has
+// to be asked for the service's address.
 func (n *nearby) pod(path string) (cookie uint64, is bool) {
 	ns, err := netns.OpenPath(path)
 	switch {
@@ -240,8 +260,32 @@ func (n *nearby) pod(path string) (cookie uint64, is bool) {
 	if !n.leadsBack(ns, back) {
 		return 0, false
 	}
-	err = ns.Do(func() (err error) { cookie, err = netns.Cookie(); return err })
-	return cookie, err == nil
+	var redirected bool
+	err = ns.Do(func() (err error) {
+		if redirected, err = redirects(); err == nil {
+			cookie, err = netns.Cookie()
+		}
+		return err
+	})
+	return cookie, err == nil && !redirected
+}
+
+// redirects reports whether the calling thread's network namespace may translate connections of its
+// own.
+func redirects() (bool, error) {
+	for _, tables := range []string{"ip_tables_names", "ip6_tables_names"} {
+		names, err := os.ReadFile("/proc/thread-self/net/" + tables)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return false, err
+		}
+		if slices.Contains(strings.Fields(string(names)), "nat") {
+			return true, nil
+		}
+	}
+	chains, err := (&nftables.Conn{}).ListChains()
+	return slices.ContainsFunc(chains, func(c *nftables.Chain) bool {
+		return c.Type == nftables.ChainTypeNAT && c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookOutput
+	}), err
 }
 
 // leadsBack reports whether the default route of a namespace leads to the node, whose number is

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -175,9 +176,12 @@ func (d *Driver) Purge(ctx context.Context) error {
 	return errors.Join(d.folder.Remove(), d.Driver.Purge(ctx))
 }
 
+// underWay is how long answers may be under way that sockets expect from what they asked.
+const underWay = time.Second
+
 // Withdraw turns off what an agent has left in the calling thread's network namespace, where
 // services go on to be served in packets. Connected sockets of UDP go back to the service's
-// address; connections of TCP stay as they are.
+// address; connections of TCP stay as they are. Where there is something, it takes a second.
 func Withdraw() error {
 	f, err := bpf.Own(Name)
 	if err != nil || !f.Exists() {
@@ -201,6 +205,7 @@ func giveBack(f bpf.Folder) error {
 	if err = errors.Join(err, drop(maps.Namespaces, cookies)); err != nil {
 		return err
 	}
+	time.Sleep(underWay)
 	files, err := openFiles(maps.List)
 	if err != nil {
 		return err
@@ -228,6 +233,29 @@ func (d *Driver) Status() driver.Accelerator {
 		s.Note = d.owners.note()
 	}
 	return s
+}
+
+// Flows counts the sockets that are connected to endpoints of frontends. Safe for concurrent use.
+func (d *Driver) Flows(of []state.FrontendKey) (map[state.FrontendKey]map[netip.AddrPort]int, error) {
+	counts := map[state.FrontendKey]map[netip.AddrPort]int{}
+	if d.owners == nil {
+		return counts, nil
+	}
+	wanted := make(map[bpfEndpoint]state.FrontendKey, len(of))
+	for _, k := range of {
+		wanted[frontendAt(k)] = k
+	}
+	err := each(d.maps.Connected, func(_ uint64, t bpfTranslation) {
+		k, is := wanted[t.Service]
+		if !is {
+			return
+		}
+		if counts[k] == nil {
+			counts[k] = map[netip.AddrPort]int{}
+		}
+		counts[k][t.Backend.addrPort()]++
+	})
+	return counts, err
 }
 
 // Adopt implements driver.Driver.

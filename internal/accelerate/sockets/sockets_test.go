@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -305,6 +306,50 @@ func TestLeftToPackets(t *testing.T) {
 	n.want.Apply(d)
 	n.apply(n.driver.Update(t.Context(), d))
 	n.unserved(n.client, "tcp", vip4)
+}
+
+// A pod that redirects its own connections, as to the proxy of a service mesh, asks for the service
+// itself, also if it begins to do so after it was found.
+func TestRedirected(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	n.answered(n.client, "tcp", vip4, "10.1.0.2:80")
+	n.client.Exec("nft", "add table ip mesh; add chain ip mesh out { type nat hook output priority -100; }")
+	for end := time.Now().Add(patience); !strings.HasSuffix(n.driver.Status().Note, " 1 pod"); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			n.Fatalf("%+v; want the sockets of one pod to be served", n.driver.Status())
+		}
+	}
+	n.unserved(n.client, "tcp", vip4)
+	n.answered(n.server, "tcp", vip4, "10.1.0.2:80")
+}
+
+// Sockets that are connected to a service are counted by endpoint until they are closed.
+func TestFlows(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	k := state.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: 80}
+	count := func(want int) {
+		t.Helper()
+		counts, err := n.driver.Flows([]state.FrontendKey{k})
+		if got := counts[k][netip.MustParseAddrPort("10.1.0.2:80")]; got != want || err != nil {
+			n.Errorf("%v, %v; want %d sockets at the endpoint", counts, err, want)
+		}
+	}
+	count(0)
+	var open []net.Conn
+	for range 3 {
+		c, err := n.client.Dial("tcp", "", vip4, patience)
+		n.must(err)
+		open = append(open, c)
+	}
+	count(3)
+	for _, c := range open {
+		n.must(c.Close())
+	}
+	count(0)
 }
 
 // The kernel goes on while no agent runs; the next one finds what it left, and its sockets.
