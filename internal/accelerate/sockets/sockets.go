@@ -75,6 +75,7 @@ func (d *Driver) open() (err error) {
 	if err != nil {
 		return err
 	}
+	defer func() { _ = group.Close() }()
 	if err := d.folder.Make(); err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func (d *Driver) open() (err error) {
 		"getpeername6-link": {d.maps.Getpeername6, ebpf.AttachCgroupInet6GetPeername},
 	} {
 		l, err := d.folder.Attach(name, at.program, func() (link.Link, error) {
-			return link.AttachCgroup(link.CgroupOptions{Path: group, Attach: at.hook, Program: at.program})
+			return link.AttachCgroup(link.CgroupOptions{Path: fmt.Sprintf("/proc/self/fd/%d", group.Fd()), Attach: at.hook, Program: at.program})
 		})
 		if err != nil {
 			return fmt.Errorf("attach %s: %w", name, err)

@@ -159,14 +159,32 @@ func Missing(err error) string {
 	return err.Error()
 }
 
-// Cgroup returns the folder of the cgroups of version 2 that all processes of the node are in, as
-// far as this process sees them.
-func Cgroup() (string, error) {
+// Cgroup opens the folder of the cgroups of version 2 that all processes of the node are in, as far
+// as this process sees them. A node that has version 1 has them, too, perhaps mounted nowhere.
+func Cgroup() (*os.File, error) {
 	for _, at := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		var fs unix.Statfs_t
 		if err := unix.Statfs(at, &fs); err == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC {
-			return at, nil
+			return os.Open(at)
 		}
 	}
-	return "", errors.New("no cgroups of version 2 are mounted at /sys/fs/cgroup or /sys/fs/cgroup/unified")
+	root, err := mountCgroups()
+	if err != nil {
+		return nil, fmt.Errorf("no cgroups of version 2 are mounted at /sys/fs/cgroup or /sys/fs/cgroup/unified, and they cannot be: %w", err)
+	}
+	defer func() { _ = unix.Close(root) }()
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", root))
+}
+
+// mountCgroups mounts the cgroups where only the holder of the file descriptor sees them.
+func mountCgroups() (int, error) {
+	fs, err := unix.Fsopen("cgroup2", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(fs) }()
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, err
+	}
+	return unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
 }

@@ -98,7 +98,7 @@ func (c *Config) enterRoot() error {
 	}
 	in := func(path string) string { return filepath.Join(root, path) }
 	for _, m := range []struct{ kind, at, options string }{
-		{"proc", "/proc", ""}, {"sysfs", "/sys", ""}, {"tmpfs", "/run", "mode=755"}, {"tmpfs", "/tmp", "mode=1777"}, {"tmpfs", "/var/log", "mode=755"},
+		{"proc", "/proc", ""}, {"sysfs", "/sys", ""}, {"bpf", "/sys/fs/bpf", ""}, {"tmpfs", "/run", "mode=755"}, {"tmpfs", "/tmp", "mode=1777"}, {"tmpfs", "/var/log", "mode=755"},
 	} {
 		if err := mount(m.kind, in(m.at), m.kind, m.options); err != nil {
 			return err
