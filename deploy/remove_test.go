@@ -106,7 +106,7 @@ func TestRemove(t *testing.T) {
 // output.
 func TestKustomizeComponents(t *testing.T) {
 	t.Parallel()
-	for list, value := range map[string]string{"remove": "remove=cleanup", "cni, remove, remove-cni": "remove=cleanup,cni.enabled=true", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "bgp": "fabric.mode=pools,fabric.bgp.enabled=true", "addresses": "addresses.enabled=true", "monitoring": monitored, "taint": "notReadyTaint=sluice.dev/agent-not-ready"} {
+	for list, value := range map[string]string{"remove": "remove=cleanup", "cni, remove, remove-cni": "remove=cleanup,cni.enabled=true", "events": "events.enabled=true", "conditions": "conditions.enabled=true", "cni": "cni.enabled=true", "fabric": "fabric.mode=pools", "bgp": "fabric.mode=pools,fabric.bgp.enabled=true", "addresses": "addresses.enabled=true", "monitoring": monitored, "accelerate": "accelerate={sockets}", "taint": "notReadyTaint=sluice.dev/agent-not-ready"} {
 		t.Run(list, func(t *testing.T) {
 			dir := t.TempDir()
 			if err := os.CopyFS(dir, os.DirFS("kustomize")); err != nil {

@@ -49,6 +49,9 @@ func (l *Lab) givesAddresses() bool { return l.has("--service-addresses") }
 // writesEvents reports whether they report faults as Events.
 func (l *Lab) writesEvents() bool { return l.has("--events") }
 
+// acceleratesSockets reports whether they serve Services at the socket.
+func (l *Lab) acceleratesSockets() bool { return l.has("--accelerate=sockets") }
+
 // speaksBGP reports whether they speak BGP.
 func (l *Lab) speaksBGP() bool {
 	return l.Cluster.Fabric == plan.BGP || l.has("--bgp")
@@ -128,7 +131,12 @@ func (l *Lab) values() map[string]any {
 		fabric["mode"] = l.Cluster.Fabric
 	}
 	fabric["bgp"] = object{"enabled": l.speaksBGP()}
+	accelerate := []string{}
+	if l.acceleratesSockets() {
+		accelerate = append(accelerate, "sockets")
+	}
 	return object{
+		"accelerate":   accelerate,
 		"kubernetes":   object{"host": plan.ControlIPs[0].String(), "port": control.Port},
 		"image":        object{"repository": name, "tag": tag},
 		"clusterCIDRs": plan.ClusterCIDRs, "serviceCIDRs": plan.ServiceCIDRs,
@@ -182,6 +190,9 @@ func (l *Lab) overlay() ([]byte, error) {
 	}
 	if l.writesEvents() {
 		components = append(components, "../kustomize/events")
+	}
+	if l.acceleratesSockets() {
+		components = append(components, "../kustomize/accelerate")
 	}
 	name, tag := l.agentImage()
 	container := "/spec/template/spec/containers/0"
