@@ -58,6 +58,7 @@ func Experiments() []harness.Experiment {
 		balancer.Packets,
 		balancer.Checks,
 		accelerate.Sockets,
+		accelerate.Changes,
 		accelerate.Direct,
 		accelerate.Drop,
 		accelerate.Connection,

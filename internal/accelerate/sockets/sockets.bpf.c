@@ -68,7 +68,7 @@ KEEP(BPF_MAP_TYPE_HASH, namespaces, __u64, __u8, 4096);
 KEEP(BPF_MAP_TYPE_HASH, frontends, struct endpoint, struct frontend, 1 << 18);
 KEEP(BPF_MAP_TYPE_HASH, slots, struct slot, struct endpoint, 1 << 20);
 // Endpoints of UDP to which datagrams may go on that went there before.
-KEEP(BPF_MAP_TYPE_HASH, servings, struct serving, __u8, 1 << 20);
+KEEP(BPF_MAP_TYPE_HASH, servings, struct serving, __u8, 1 << 18);
 // By the socket's cookie, until it is closed. (Storage of the socket itself takes three times as long
 // to make and to free: a fortieth of what a connection costs.)
 KEEP(BPF_MAP_TYPE_HASH, connected, __u64, struct translation, 1 << 18);

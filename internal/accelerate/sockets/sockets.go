@@ -259,6 +259,22 @@ func (d *Driver) Flows(of []state.FrontendKey) (map[state.FrontendKey]map[netip.
 	return counts, err
 }
 
+// Memory is what the maps take in the kernel, in bytes.
+func (d *Driver) Memory() (sum uint64, err error) {
+	if d.owners == nil {
+		return 0, nil
+	}
+	for _, m := range []*ebpf.Map{d.maps.Namespaces, d.maps.Frontends, d.maps.Slots, d.maps.Servings, d.maps.Connected} {
+		info, err := m.Info()
+		if err != nil {
+			return 0, err
+		}
+		size, _ := info.Memlock()
+		sum += size
+	}
+	return sum, nil
+}
+
 // Adopt implements driver.Driver.
 func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	p, err := d.Driver.Adopt(ctx, want, keep)

@@ -1,7 +1,6 @@
 package sockets_test
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net"
@@ -18,32 +17,9 @@ import (
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/drivertest"
 	"sluice.dev/sluice/test/world"
 )
-
-// nothing is a driver that programs nothing: what works with it works at the socket alone.
-type nothing struct {
-	driver.Driver
-	holds *state.State
-}
-
-func (n *nothing) Held(f func(*state.State))         { f(n.holds) }
-func (n *nothing) Capabilities() driver.Capabilities { return driver.Capabilities{Can: driver.All} }
-func (n *nothing) Purge(context.Context) error       { return nil }
-func (n *nothing) Close() error                      { return nil }
-func (n *nothing) Adopt(_ context.Context, want *state.State, _ driver.Keep) (driver.Plan, error) {
-	return step{func() { n.holds = want.Clone() }}, nil
-}
-func (n *nothing) Update(_ context.Context, d state.Delta) (driver.Plan, error) {
-	return step{func() { n.holds.Apply(d) }}, nil
-}
-
-type step struct{ do func() }
-
-func (s step) Len() int                    { return 1 }
-func (s step) String() string              { return "" }
-func (s step) Kept() driver.Kept           { return driver.Kept{} }
-func (s step) Apply(context.Context) error { s.do(); return nil }
 
 // node is a node with two pods, and a machine outside.
 type node struct {
@@ -75,7 +51,7 @@ func newNode(t *testing.T) *node {
 func (n *node) open() {
 	n.Helper()
 	n.host.In(func() error {
-		n.driver = sockets.Open(&nothing{holds: state.New()}, slog.New(slog.DiscardHandler))
+		n.driver = sockets.Open(drivertest.Nothing(), slog.New(slog.DiscardHandler))
 		return nil
 	})
 	n.Cleanup(func() { _ = n.driver.Close() })

@@ -19,6 +19,7 @@ type table struct {
 	maps      *bpfMaps
 	frontends map[bpfEndpoint]*entry
 	slots     int // of all frontends
+	serving   int // of all frontends
 	nextID    uint32
 }
 
@@ -103,6 +104,7 @@ func openTable(maps *bpfMaps) (*table, error) {
 	}), each(maps.Servings, func(s bpfServing, _ uint8) {
 		if e := byID[s.Frontend]; e != nil {
 			e.serving[s.At] = true
+			t.serving++
 		} else {
 			c.servingsGone = append(c.servingsGone, s)
 		}
@@ -150,18 +152,22 @@ func (t *table) set(k state.FrontendKey, f *state.Frontend, c *change) bool {
 		}
 		return true
 	}
-	slots := 0
+	slots, serving := 0, 0
 	if e != nil {
-		slots = len(e.slots)
+		slots, serving = len(e.slots), len(e.serving)
 	}
-	if e == nil && len(t.frontends) >= room(t.maps.Frontends) || t.slots-slots+len(f.Backends) > room(t.maps.Slots) {
+	more := len(f.Serving)
+	if k.Protocol != model.UDP {
+		more = 0
+	}
+	if e == nil && len(t.frontends) >= room(t.maps.Frontends) || t.slots-slots+len(f.Backends) > room(t.maps.Slots) || t.serving-serving+more > room(t.maps.Servings) {
 		if e != nil {
 			t.remove(at, c)
 		}
 		return false
 	}
 	if e == nil {
-		e = &entry{id: t.nextID, serving: map[bpfEndpoint]bool{}}
+		e = &entry{id: t.nextID}
 		t.frontends[at] = e
 		t.nextID++
 	}
@@ -171,12 +177,21 @@ func (t *table) set(k state.FrontendKey, f *state.Frontend, c *change) bool {
 	}
 	if k.Protocol == model.UDP {
 		e.serve(k, f.Serving, c)
+		t.serving += len(e.serving) - serving
 	}
 	return true
 }
 
 // fill has the entry's slots hold the endpoints, each once. Slots that need not change stay.
 func (t *table) fill(e *entry, k state.FrontendKey, endpoints []netip.AddrPort, c *change) {
+	if len(e.slots) == 0 { // as at the start
+		e.slots = make([]bpfEndpoint, len(endpoints))
+		for i, b := range endpoints {
+			e.slots[i] = endpointOf(b, k.Protocol)
+			c.slots.add(bpfSlot{Frontend: e.id, Number: uint32(i)}, e.slots[i])
+		}
+		return
+	}
 	missing := make(map[bpfEndpoint]bool, len(endpoints))
 	for _, b := range endpoints {
 		missing[endpointOf(b, k.Protocol)] = true
@@ -235,6 +250,7 @@ func (t *table) remove(at bpfEndpoint, c *change) {
 	e := t.frontends[at]
 	delete(t.frontends, at)
 	t.slots -= len(e.slots)
+	t.serving -= len(e.serving)
 	c.frontendsGone = append(c.frontendsGone, at)
 	for i := range e.slots {
 		c.slotsGone = append(c.slotsGone, bpfSlot{Frontend: e.id, Number: uint32(i)})

@@ -22,6 +22,7 @@ import (
 	"sluice.dev/sluice/internal/store"
 	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/test/bench/cluster"
+	"sluice.dev/sluice/test/drivertest"
 	"sluice.dev/sluice/test/netns"
 )
 
@@ -43,6 +44,7 @@ const (
 	IptablesLegacy Mode = "iptables legacy"
 	IptablesNft    Mode = "iptables nft"
 	AtSocket       Mode = "at the socket" // nftables, accelerated
+	SocketsAlone   Mode = "sockets alone" // for the time that their maps take: nothing serves packets
 )
 
 // Name is how results name the mode.
@@ -57,6 +59,8 @@ func (m Mode) Name() string {
 func (m Mode) open(o driver.Options) (driver.Driver, error) {
 	variant := xtables.Legacy
 	switch m {
+	case SocketsAlone:
+		return sockets.Open(drivertest.Nothing(), o.Log), nil
 	case "", AtSocket:
 		d, err := nftables.Open(nftables.Options{Options: o})
 		if m == "" || err != nil {
@@ -110,6 +114,14 @@ func (n *Node) Close() error {
 		return errors.Join(n.sockets.Purge(context.Background()), n.driver.Close())
 	}
 	return n.driver.Close()
+}
+
+// Maps is how much memory the accelerator's maps take, in bytes.
+func (n *Node) Maps() (sum uint64, err error) {
+	if n.sockets == nil {
+		return 0, nil
+	}
+	return n.sockets.Memory()
 }
 
 // awaitPods returns once the sockets of so many pods are served.
@@ -182,6 +194,15 @@ func (n *Node) Apply(ctx context.Context, events []store.Event) (Took, error) {
 
 // AwaitCuts returns once what was applied has ended the connections that may not go on.
 func (n *Node) AwaitCuts(ctx context.Context) error { return n.driver.AwaitCuts(ctx) }
+
+// Start makes a Node that has a cluster in its store and nothing programmed.
+func Start(ns *netns.NS, mode Mode, c cluster.Cluster) (*Node, error) {
+	n, err := NewNode(ns, mode, Config())
+	if err == nil {
+		fill(n.store, c)
+	}
+	return n, err
+}
 
 // start makes a Node and applies the events.
 func start(ctx context.Context, ns *netns.NS, mode Mode, cfg compile.Config, events []store.Event) (*Node, Took, error) {
