@@ -59,6 +59,10 @@ func Open(of driver.Driver, log *slog.Logger) *Driver {
 	if err := d.open(); err != nil {
 		d.why = bpf.Missing(err)
 		d.release()
+		// What an earlier agent left would serve endpoints that are gone.
+		if err := d.folder.Remove(); err != nil {
+			d.log.Error("what an earlier agent left at sockets goes on to serve endpoints that may be gone", "error", err)
+		}
 		d.owners, d.ender = nil, nil
 	}
 	return d
@@ -226,12 +230,11 @@ func (d *Driver) Status() driver.Accelerator {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := driver.Accelerator{Name: Name, Off: d.why}
-	switch {
-	case d.why != "":
-	case d.unserved > 0:
-		s.Note = fmt.Sprintf("%s find no room, and are served in packets", model.Count(d.unserved, "frontend"))
-	default:
-		s.Note = d.owners.note()
+	if d.why != "" {
+		return s
+	}
+	if s.Note = d.owners.note(); d.unserved > 0 {
+		s.Note += fmt.Sprintf("; %s found no room, and are served in packets", model.Count(d.unserved, "frontend"))
 	}
 	return s
 }

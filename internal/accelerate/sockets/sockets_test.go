@@ -5,16 +5,19 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/accelerate/sockets"
 	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/kernel/bpf"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/drivertest"
@@ -450,4 +453,60 @@ func shown(s unix.Sockaddr) string {
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port)).String()
 	}
 	return ""
+}
+
+// Where it cannot be, it is off and says why, and the driver works.
+func TestOff(t *testing.T) {
+	for what, c := range map[string]struct {
+		mount func() error
+		want  string
+	}{
+		"no BPF file system": {func() error { return unix.Mount("tmpfs", bpf.Root, "tmpfs", 0, "") }, "no BPF file system is mounted"},
+		"read-only":          {func() error { return unix.Mount("bpf", bpf.Root, "bpf", unix.MS_RDONLY, "") }, "read-only"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			host := world.NewHost(t, "node")
+			host.In(func() error {
+				runtime.LockOSThread() // it ends with its mounts
+				err := unix.Unshare(unix.CLONE_NEWNS)
+				if err == nil {
+					err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+				}
+				if err = errors.Join(err, c.mount()); err != nil {
+					return err
+				}
+				d := sockets.Open(drivertest.Nothing(), slog.New(slog.DiscardHandler))
+				if s := d.Status(); !strings.Contains(s.Off, c.want) {
+					t.Errorf("%+v; want it to be off: %s", s, c.want)
+				}
+				plan, err := d.Adopt(t.Context(), state.New(), driver.Keep{})
+				if err == nil {
+					err = plan.Apply(t.Context())
+				}
+				return errors.Join(err, d.Purge(t.Context()), d.Close())
+			})
+		})
+	}
+}
+
+// What an agent of another release has left under the same names is not taken for ours.
+func TestOtherLayout(t *testing.T) {
+	n := newNode(t)
+	n.host.In(func() error {
+		f, err := bpf.Own(sockets.Name)
+		if err != nil {
+			return err
+		}
+		if err := f.Make(); err != nil {
+			return err
+		}
+		m, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{Name: "frontends", Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1, Pinning: ebpf.PinByName}, ebpf.MapOptions{PinPath: f.Path()})
+		if err != nil {
+			return err
+		}
+		return m.Close()
+	})
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	n.answered(n.client, "tcp", vip4, "10.1.0.2:80")
 }

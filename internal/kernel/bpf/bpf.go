@@ -49,6 +49,9 @@ func own() (string, error) {
 	return filepath.Join(Root, "sluice", strconv.FormatUint(cookie, 10)), nil
 }
 
+// Path is where the folder is, or would be.
+func (f Folder) Path() string { return f.path }
+
 // Exists reports whether an agent has left something there.
 func (f Folder) Exists() bool {
 	_, err := os.Stat(f.path)

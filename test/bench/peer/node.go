@@ -131,7 +131,7 @@ func (n *Node) awaitPods(ctx context.Context, pods int) error {
 		if s.Off != "" {
 			return errors.New(s.Off)
 		}
-		if strings.HasSuffix(s.Note, model.Count(pods, "pod")) {
+		if strings.Contains(s.Note, "of "+model.Count(pods, "pod")) {
 			return nil
 		}
 		if !wake.Sleep(ctx, time.Millisecond) {

@@ -48,6 +48,9 @@ func (podCase) NewTestbed(prefix string) (*testbed.Testbed, error) {
 	return l, nil
 }
 
+// endpoints of a service.
+const endpoints = 5
+
 const (
 	cost     = "time of a call"
 	overhead = "over an endpoint's own address"
@@ -61,8 +64,8 @@ func runSockets(ctx context.Context, r *harness.Run) error {
 	var cases []podCase
 	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
 		for _, c := range slices.Concat(
-			harness.Cases(10, 0, sizes, peer.Sluice{Mode: peer.AtSocket}, peer.Sluice{}),
-			harness.Cases(10, 0, listed, peer.KubeIptables{}), harness.Cases(10, 0, []int{1}, peer.Plain{})) {
+			harness.Cases(endpoints, 0, sizes, peer.Sluice{Mode: peer.AtSocket}, peer.Sluice{}),
+			harness.Cases(endpoints, 0, listed, peer.KubeIptables{}), harness.Cases(endpoints, 0, []int{1}, peer.Plain{})) {
 			c.Cluster.Protocol = proto
 			cases = append(cases, podCase{c})
 		}
