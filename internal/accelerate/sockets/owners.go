@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/kernel/link"
@@ -179,19 +178,21 @@ func (o *owners) look() (some bool) {
 	}
 	var err error
 	o.clusters = clusters
-	var near *nearby
+	o.denied = false
 	for path, id := range there {
 		before, known := o.pods[path]
 		if known && time.Since(before.found) > young {
 			continue
 		}
-		if near == nil {
-			if near, err = o.nearby(); err != nil {
-				break
-			}
+		cookie, is, failed := o.pod(path)
+		if now, _ := netns.IDOf(path); now != id {
+			continue // it has gone meanwhile
 		}
-		cookie, is := near.pod(path)
-		o.denied = near.denied
+		if errors.Is(failed, unix.EPERM) {
+			o.denied = true
+		} else {
+			err = errors.Join(err, failed)
+		}
 		switch {
 		case !is:
 			delete(o.pods, path)
@@ -213,52 +214,22 @@ func (o *owners) look() (some bool) {
 	return some
 }
 
-// nearby is what tells whose pod a namespace is.
-type nearby struct {
-	here     *netns.NS
-	peers    map[int]bool // the other ends of the node's interfaces, by the node's numbers of their namespaces
-	clusters []netip.Prefix
-	denied   bool
-}
-
-func (o *owners) nearby() (*nearby, error) {
-	links, err := link.Dump(o.d.here.LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
-	}
-	n := &nearby{here: o.d.here, peers: map[int]bool{}, clusters: o.clusters}
-	for _, l := range links {
-		if id := l.Attrs().NetNsID; id >= 0 {
-			n.peers[id] = true
-		}
-	}
-	return n, nil
-}
-
-// pod returns the cookie of a namespace if it is a pod's of this node: an interface leads there,
-// its default route leads back, and if it is known which addresses pods have, it has one. One that
-// redirects its own connections, as to the proxy of a service mesh, counts as none: that proxy has
-// to be asked for the service's address.
-func (n *nearby) pod(path string) (cookie uint64, is bool) {
+// pod returns the cookie of a namespace if it is a pod's of this node: its default route leads
+// here, from an address of a pod if it is known which those are. One that redirects its own
+// connections, as to the proxy of a service mesh, counts as none: that proxy has to be asked for
+// the service's address. An error that wraps unix.EPERM means that namespaces may not be entered.
+func (o *owners) pod(path string) (cookie uint64, is bool, err error) {
 	ns, err := netns.OpenPath(path)
-	switch {
-	case errors.Is(err, unix.EPERM):
-		n.denied = true
-		return 0, false
-	case err != nil:
-		return 0, false // it is being made, or has gone
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, false, nil // it is being made, or has gone
+	}
+	if err != nil {
+		return 0, false, err
 	}
 	defer func() { _ = ns.Close() }()
-	id, err := n.here.GetNetNsIdByFd(ns.Fd())
-	if err != nil || id < 0 || !n.peers[id] {
-		return 0, false
-	}
-	back, err := ns.GetNetNsIdByFd(n.here.Fd())
-	if err != nil || back < 0 {
-		return 0, false
-	}
-	if !n.leadsBack(ns, back) {
-		return 0, false
+	addrs, err := link.Behind(o.d.here, ns)
+	if err != nil || !slices.ContainsFunc(addrs, o.isPod) {
+		return 0, false, err
 	}
 	var redirected bool
 	err = ns.Do(func() (err error) {
@@ -267,7 +238,11 @@ func (n *nearby) pod(path string) (cookie uint64, is bool) {
 		}
 		return err
 	})
-	return cookie, err == nil && !redirected
+	return cookie, !redirected, err
+}
+
+func (o *owners) isPod(a netip.Addr) bool {
+	return len(o.clusters) == 0 || slices.ContainsFunc(o.clusters, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // redirects reports whether the calling thread's network namespace may translate connections of its
@@ -286,33 +261,4 @@ func redirects() (bool, error) {
 	return slices.ContainsFunc(chains, func(c *nftables.Chain) bool {
 		return c.Type == nftables.ChainTypeNAT && c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookOutput
 	}), err
-}
-
-// leadsBack reports whether the default route of a namespace leads to the node, whose number is
-// given, from an address of a pod.
-func (n *nearby) leadsBack(ns *netns.NS, node int) bool {
-	routes, err := link.Dump(func() ([]netlink.Route, error) { return ns.RouteList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
-		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
-				return false
-			}
-		}
-		l, err := ns.LinkByIndex(r.LinkIndex)
-		return err == nil && l.Attrs().NetNsID == node && n.addressed(ns, l)
-	})
-}
-
-func (n *nearby) addressed(ns *netns.NS, l netlink.Link) bool {
-	if len(n.clusters) == 0 {
-		return true
-	}
-	addrs, err := link.Dump(func() ([]netlink.Addr, error) { return ns.AddrList(l, netlink.FAMILY_ALL) })
-	return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
-		addr, _ := netip.AddrFromSlice(a.IP)
-		return slices.ContainsFunc(n.clusters, func(p netip.Prefix) bool { return p.Contains(addr.Unmap()) })
-	})
 }
