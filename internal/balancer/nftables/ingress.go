@@ -57,7 +57,7 @@ func arrivalChain(fp *family, k kind) nft.Chain {
 // arriving goes on with packets of a family that are for this machine. Frames of a VLAN arrive
 // again by its interface.
 func arriving(fp *family, ethernet bool) nft.Rule {
-	r := rule()
+	r := rule(fmt.Sprintf("IPv%d, for this machine", fp.ip.Version()))
 	if ethernet {
 		r = r.Untagged(fp.ip)
 	} else {
