@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"sluice.dev/sluice/internal/accelerate/sockets"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/ipvs"
@@ -16,6 +17,7 @@ import (
 	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/upkeep"
 	"sluice.dev/sluice/test/drivertest"
+	"sluice.dev/sluice/test/world"
 )
 
 func TestMain(m *testing.M) { os.Exit(drivertest.OwnLock(m)) }
@@ -82,6 +84,22 @@ func TestFlowOffload(t *testing.T) {
 		offload(t, &o)
 		return openNFTables(t, o)
 	}, whole, share{0, 4}, manyNames}.run(t, fates)
+}
+
+// TestAtSockets runs some of the tests with sockets that get the endpoints of services themselves.
+func TestAtSockets(t *testing.T) {
+	world.MountBPF(t)
+	plane{func(t testing.TB, o options) (driver.Driver, error) {
+		d, err := openNFTables(t, o)
+		if err != nil {
+			return nil, err
+		}
+		at := sockets.Open(d, slog.New(slog.DiscardHandler))
+		if s := at.Status(); s.Off != "" {
+			t.Error(s.Off)
+		}
+		return at, nil
+	}, share{0, 4}, share{0, 4}, manyNames}.run(t, fates)
 }
 
 // test is one of this package that any driver passes which carries out policy, except for what it
