@@ -99,6 +99,12 @@ type bpfSlot struct {
 	Number  uint32
 }
 
+type bpfSpan struct {
+	_       structs.HostLayout
+	First   uint32
+	Checked uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -107,16 +113,19 @@ const (
 	bpfMapChecks      = "checks"
 	bpfMapCounts      = "counts"
 	bpfMapDevices     = "devices"
+	bpfMapEverywhere  = "everywhere"
 	bpfMapFarms       = "farms"
 	bpfMapMembers4    = "members4"
 	bpfMapMembers6    = "members6"
 	bpfMapNeighbours  = "neighbours"
 	bpfMapPlaces4     = "places4"
 	bpfMapPlaces6     = "places6"
+	bpfMapShown       = "shown"
 	bpfMapSlots       = "slots"
 	bpfMapWays        = "ways"
 	bpfProgAccelerate = "accelerate"
 	bpfVarCounted     = "counted"
+	bpfVarWithDeny    = "with_deny"
 	bpfVarWithDrop    = "with_drop"
 	bpfVarWithDsr     = "with_dsr"
 )
@@ -174,12 +183,14 @@ type bpfMapSpecs struct {
 	Checks     *ebpf.MapSpec `ebpf:"checks"`
 	Counts     *ebpf.MapSpec `ebpf:"counts"`
 	Devices    *ebpf.MapSpec `ebpf:"devices"`
+	Everywhere *ebpf.MapSpec `ebpf:"everywhere"`
 	Farms      *ebpf.MapSpec `ebpf:"farms"`
 	Members4   *ebpf.MapSpec `ebpf:"members4"`
 	Members6   *ebpf.MapSpec `ebpf:"members6"`
 	Neighbours *ebpf.MapSpec `ebpf:"neighbours"`
 	Places4    *ebpf.MapSpec `ebpf:"places4"`
 	Places6    *ebpf.MapSpec `ebpf:"places6"`
+	Shown      *ebpf.MapSpec `ebpf:"shown"`
 	Slots      *ebpf.MapSpec `ebpf:"slots"`
 	Ways       *ebpf.MapSpec `ebpf:"ways"`
 }
@@ -189,6 +200,7 @@ type bpfMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
 	Counted  *ebpf.VariableSpec `ebpf:"counted"`
+	WithDeny *ebpf.VariableSpec `ebpf:"with_deny"`
 	WithDrop *ebpf.VariableSpec `ebpf:"with_drop"`
 	WithDsr  *ebpf.VariableSpec `ebpf:"with_dsr"`
 }
@@ -217,12 +229,14 @@ type bpfMaps struct {
 	Checks     *ebpf.Map `ebpf:"checks"`
 	Counts     *ebpf.Map `ebpf:"counts"`
 	Devices    *ebpf.Map `ebpf:"devices"`
+	Everywhere *ebpf.Map `ebpf:"everywhere"`
 	Farms      *ebpf.Map `ebpf:"farms"`
 	Members4   *ebpf.Map `ebpf:"members4"`
 	Members6   *ebpf.Map `ebpf:"members6"`
 	Neighbours *ebpf.Map `ebpf:"neighbours"`
 	Places4    *ebpf.Map `ebpf:"places4"`
 	Places6    *ebpf.Map `ebpf:"places6"`
+	Shown      *ebpf.Map `ebpf:"shown"`
 	Slots      *ebpf.Map `ebpf:"slots"`
 	Ways       *ebpf.Map `ebpf:"ways"`
 }
@@ -233,12 +247,14 @@ func (m *bpfMaps) Close() error {
 		m.Checks,
 		m.Counts,
 		m.Devices,
+		m.Everywhere,
 		m.Farms,
 		m.Members4,
 		m.Members6,
 		m.Neighbours,
 		m.Places4,
 		m.Places6,
+		m.Shown,
 		m.Slots,
 		m.Ways,
 	)
@@ -249,6 +265,7 @@ func (m *bpfMaps) Close() error {
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
 	Counted  *ebpf.Variable `ebpf:"counted"`
+	WithDeny *ebpf.Variable `ebpf:"with_deny"`
 	WithDrop *ebpf.Variable `ebpf:"with_drop"`
 	WithDsr  *ebpf.Variable `ebpf:"with_dsr"`
 }

@@ -75,23 +75,68 @@ static __always_inline bool on_list(struct packet *p, const struct check *c)
 	return bpf_map_lookup_elem(&members6, &m6);
 }
 
-// A packet is looked up that many times at the most.
-#define MOST_CHECKS 16
+// A packet is looked up that many times at the most: once for each length of IPv4's prefixes.
+#define MOST_CHECKS 33
 
-// listed returns what becomes of a packet to a farm.
-static __always_inline int listed(struct packet *p, const struct farm *f)
+// listed returns what becomes of a packet that so many checks from a first one on are for, and where
+// it is counted if it is dropped.
+static __always_inline int listed(struct packet *p, __u32 first, __u32 checked, __u32 *counts)
 {
 	for (__u32 i = 0; i < MOST_CHECKS; i++) {
-		__u32 at = f->checks + i;
-		struct check *c = i < f->checked ? bpf_map_lookup_elem(&checks, &at) : NULL;
+		__u32 at = first + i;
+		struct check *c = i < checked ? bpf_map_lookup_elem(&checks, &at) : NULL;
 
 		if (!c)
 			break;
 		if (!on_list(p, c))
 			continue;
-		if (c->then == LISTED_DROPPED)
-			count(p, c->counts);
+		*counts = c->counts;
 		return c->then;
 	}
 	return LISTED_ALLOWED;
+}
+
+// The checks for all packets, of IPv4 and IPv6.
+struct span {
+	__u32 first;
+	__u32 checked;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct span);
+} everywhere SEC(".maps");
+
+// When a processor has last left a packet that is denied to nftables, which shows some to people.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} shown SEC(".maps");
+
+// denied returns what becomes of a packet that is dropped wherever it goes; 0: it is not. One in each
+// tick of the clock is left to nftables.
+static __always_inline int denied(struct packet *p)
+{
+	__u32 zero = 0, family = !p->is4, counts = 0;
+	struct span *e = bpf_map_lookup_elem(&everywhere, &family);
+	__u64 *last = bpf_map_lookup_elem(&shown, &zero);
+
+	if (!e || !last)
+		return 0;
+	__u64 both = *(volatile __u64 *)e; // at once, as the agent writes it
+	if (listed(p, (__u32)both, both >> 32, &counts) != LISTED_DROPPED)
+		return 0;
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (*last != now) {
+		*last = now;
+		return XDP_PASS;
+	}
+	count(p, counts);
+	return XDP_DROP;
 }

@@ -37,6 +37,7 @@ type half struct {
 type Stages struct {
 	DSR  bool // forward packets of farms in mode DSR
 	Drop bool // drop what farms' lists have dropped
+	Deny bool // drop what deny lists have dropped
 }
 
 // String returns them as --accelerate has them.
@@ -45,10 +46,20 @@ func (s Stages) String() string {
 	if s.DSR {
 		names = append(names, "dsr")
 	}
-	if s.Drop {
+	if s.Drop || s.Deny {
 		names = append(names, "drop")
 	}
 	return strings.Join(names, ",")
+}
+
+// busy reports whether there is anything for a program to do.
+func (s Stages) busy(held *state.Farms) bool {
+	for _, f := range held.Farms {
+		if len(s.halves(f)) > 0 {
+			return true
+		}
+	}
+	return s.Deny && held.Lists[denyList] != nil
 }
 
 // halves are what the program does for a farm, none for nil. The rest is left to the base: farms at

@@ -173,7 +173,7 @@ func (l *lists) checks(names []string, is4 bool) (all []bpfCheck, of []string, o
 	return all, of, len(all) <= mostChecks
 }
 
-const mostChecks = 16 // MOST_CHECKS of drop.h
+const mostChecks = 33 // MOST_CHECKS of drop.h
 
 // batch has elements come or go, many at once.
 type batch struct {

@@ -18,6 +18,7 @@ type reference struct {
 	mtu   int     // of all interfaces
 	farms map[string]*state.Farm
 	lists map[string]*model.FarmList
+	deny  string                 // the list that all packets are looked up in; "": none is
 	macs  map[int][6]byte        // of interfaces
 	knows map[netip.Addr][6]byte // neighbours
 	takes map[int]bool           // interfaces that take frames
@@ -35,6 +36,11 @@ const (
 // on.
 func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmBackend) {
 	frame := bytes.Clone(in)
+	if r.deny != "" {
+		if known, denied := r.onLists([]string{r.deny}, source(in)); known && denied {
+			return drop, in, nil
+		}
+	}
 	at := parseFrame(frame)
 	if at == nil || [6]byte(frame[:6]) != r.mac {
 		return pass, in, nil
@@ -88,6 +94,17 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 	return pass, in, nil
 }
 
+// source is where a packet of IP comes from, whatever it carries.
+func source(frame []byte) netip.Addr {
+	switch ip := frame[14:]; {
+	case frame[12] == 0x08 && frame[13] == 0 && len(ip) >= 20 && ip[0]>>4 == 4:
+		return netip.AddrFrom4([4]byte(ip[12:]))
+	case frame[12] == 0x86 && frame[13] == 0xdd && len(ip) >= 40 && ip[0]>>4 == 6:
+		return netip.AddrFrom16([16]byte(ip[8:]))
+	}
+	return netip.Addr{}
+}
+
 // onLists says whether a farm's lists have a source dropped; not known: the program is not to say.
 func (r *reference) onLists(names []string, src netip.Addr) (known, denied bool) {
 	lengths := map[string]bool{}
@@ -100,7 +117,7 @@ func (r *reference) onLists(names []string, src netip.Addr) (known, denied bool)
 			}
 		}
 	}
-	if len(lengths) > 16 {
+	if len(lengths) > 33 {
 		return false, false
 	}
 	for _, name := range names {

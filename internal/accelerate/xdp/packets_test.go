@@ -126,7 +126,7 @@ func TestListed(t *testing.T) {
 	}
 	w.change(list("10.0.0.3", "fd00::3"), four, six)
 	meets("at first", []string{"10.0.0.3", "fd00::3"}, []string{"10.0.0.2", "fd00::2"})
-	if note := w.fast.Status().Note; !strings.Contains(note, " packets dropped by list bad") || strings.HasPrefix(note, "0 ") {
+	if note := w.fast.Status().Note; !strings.Contains(note, " packets dropped by bad") || strings.HasPrefix(note, "0 ") {
 		t.Errorf("status: %s", note)
 	}
 	w.change(list("10.0.0.2", "fd00::2"))

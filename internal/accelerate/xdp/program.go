@@ -21,7 +21,7 @@ type program struct {
 	lists                          *lists
 	objs                           bpfObjects
 	farms, slots, backends, checks area
-	counts                         *ebpf.Memory
+	counts, everywhere             *ebpf.Memory
 	counted                        uint32            // how many counts there are for a processor
 	used                           uint32            // of them
 	tables                         map[digest]uint32 // first slot
@@ -110,6 +110,7 @@ func (of Stages) sizeOf(farms map[string]*state.Farm, devices map[int]struct{}) 
 		s.devices = max(s.devices, uint32(index)+1)
 	}
 	s.backends = uint32(len(targets))
+	s.checks += 2 * mostChecks // of deny lists
 	return s
 }
 
@@ -137,7 +138,7 @@ func newProgram(of Stages, l *lists, s size) (*program, error) {
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
-	if err := errors.Join(spec.Variables[bpfVarCounted].Set(p.counted), spec.Variables[bpfVarWithDsr].Set(of.DSR), spec.Variables[bpfVarWithDrop].Set(of.Drop)); err != nil {
+	if err := errors.Join(spec.Variables[bpfVarCounted].Set(p.counted), spec.Variables[bpfVarWithDsr].Set(of.DSR), spec.Variables[bpfVarWithDrop].Set(of.Drop), spec.Variables[bpfVarWithDeny].Set(of.Deny)); err != nil {
 		return nil, err
 	}
 	members := map[string]*ebpf.Map{}
@@ -156,8 +157,10 @@ func newProgram(of Stages, l *lists, s size) (*program, error) {
 		}
 		*of = area{memory: memory, room: m.MaxEntries()}
 	}
-	if p.counts, err = p.objs.Counts.Memory(); err != nil {
-		return nil, errors.Join(err, p.close())
+	for of, m := range map[**ebpf.Memory]*ebpf.Map{&p.counts: p.objs.Counts, &p.everywhere: p.objs.Everywhere} {
+		if *of, err = m.Memory(); err != nil {
+			return nil, errors.Join(err, p.close())
+		}
 	}
 	return p, nil
 }
@@ -280,7 +283,29 @@ func (p *program) put(come *changes, name string, f *state.Farm) error {
 
 // check finds the first check of a farm's lists, and how many there are. Not ok: too many.
 func (p *program) check(h *half) (first, n uint32, ok bool, err error) {
-	all, of, ok := p.lists.checks(h.lists, h.is4)
+	return p.checksOf(h.lists, h.is4)
+}
+
+// deny has all packets be looked up in a list, wherever they go; "": in none. What has too many
+// lengths of prefixes is left to the base.
+func (p *program) deny(list string) error {
+	var b []byte
+	for _, is4 := range []bool{true, false} {
+		first, n, ok, err := p.checksOf([]string{list}, is4)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			n = 0
+		}
+		b = binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(b, first), n)
+	}
+	_, err := p.everywhere.WriteAt(b, 0)
+	return err
+}
+
+func (p *program) checksOf(lists []string, is4 bool) (first, n uint32, ok bool, err error) {
+	all, of, ok := p.lists.checks(lists, is4)
 	if !ok || len(all) == 0 {
 		return 0, 0, ok, nil
 	}

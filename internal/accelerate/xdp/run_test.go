@@ -21,7 +21,7 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-var both = Stages{DSR: true, Drop: true}
+var all = Stages{DSR: true, Drop: true, Deny: true}
 
 // bench is a program at an interface, with farms and neighbours.
 type bench struct {
@@ -72,7 +72,7 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 	if err := l.anew(b.lists); err != nil {
 		t.Fatal(err)
 	}
-	if b.program, err = newProgram(both, l, both.sizeOf(b.farms, map[int]struct{}{b.in: {}})); err != nil {
+	if b.program, err = newProgram(all, l, all.sizeOf(b.farms, map[int]struct{}{b.in: {}})); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.program.close() })
@@ -239,7 +239,7 @@ func testLists() map[string]*model.FarmList {
 	add("bad", "192.0.2.0/24", "192.0.3.7/32", "203.0.113.64/27", "2001:db8:bad::/48", "2001:db8::9/128", "2001:db8:0:0:8000::/65")
 	add("good", "192.0.2.128/25", "2001:db8:bad:1::/64").Allow = true
 	add("logged", "192.0.2.0/24", "2001:db8:bad::/48").Log = true
-	many := &model.FarmList{Name: "many", Ranges: []model.AddressRange{{First: netip.MustParseAddr("192.0.0.1"), Last: netip.MustParseAddr("192.255.255.254")}}}
+	many := &model.FarmList{Name: "many", Ranges: []model.AddressRange{{First: netip.MustParseAddr("192.0.0.1"), Last: netip.MustParseAddr("192.255.255.254")}, {First: netip.MustParseAddr("2001:db8::1"), Last: netip.MustParseAddr("2001:db8:ffff:ffff:ffff:ffff:ffff:fffe")}}}
 	all["many"] = many
 	return all
 }
@@ -260,7 +260,7 @@ func TestLists(t *testing.T) {
 			{"2001:db8::8", 87, redirect}, {"2001:db8:bae::1", 87, redirect}, {"2001:db8:0:0:7fff::7", 87, redirect},
 			{"192.0.2.1", 90, drop}, {"192.0.2.128", 90, redirect}, {"2001:db8:bad:1::1", 90, redirect}, {"2001:db8:bad:2::1", 90, drop},
 			{"192.0.2.1", 91, pass}, {"192.0.1.1", 91, redirect}, {"2001:db8:bad::1", 91, pass},
-			{"192.0.2.1", 92, pass}, {"198.51.100.1", 92, pass}, {"2001:db8::1", 92, redirect},
+			{"192.0.2.1", 92, drop}, {"198.51.100.1", 92, redirect}, {"2001:db8::1", 92, pass}, {"2001:db9::1", 92, pass},
 			{"192.0.2.1", 93, drop}, {"192.0.1.1", 93, pass}, {"2001:db8:bad::1", 93, drop},
 			{"192.0.2.1", 80, redirect},
 		} {
@@ -377,6 +377,12 @@ func TestMutations(t *testing.T) {
 	var verdicts [5]int
 	b.inNamespace(func() {
 		for i := 0; i < n && !t.Failed(); i++ {
+			if i == n/2 { // from now on
+				b.deny = "bad"
+				if err := b.program.deny(b.deny); err != nil {
+					t.Error(err)
+				}
+			}
 			verdicts[b.agree(b.mutant(r))]++
 		}
 	})

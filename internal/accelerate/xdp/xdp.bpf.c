@@ -10,6 +10,7 @@
 char _license[] SEC("license") = "Dual BSD/GPL"; // a helper is for the GPL alone
 
 // What is done; the verifier takes out what is not.
+const volatile bool with_deny;
 const volatile bool with_drop;
 const volatile bool with_dsr;
 
@@ -18,16 +19,26 @@ int accelerate(struct xdp_md *ctx)
 {
 	struct packet p = {};
 	struct device *d = find_device(ctx);
+	enum parsed parsed = parse(ctx, &p);
 	struct farm *f;
 
-	if (parse(ctx, &p) != PARSED_PORTS || !d || !ours(&p, d) || !whole(&p))
+	if (with_deny && parsed != PARSED_NOTHING) {
+		int verdict = denied(&p);
+
+		if (verdict)
+			return verdict;
+	}
+	if (parsed != PARSED_PORTS || !d || !ours(&p, d) || !whole(&p))
 		return XDP_PASS;
 	f = find(&p);
 	if (!f)
 		return XDP_PASS;
 	if (with_drop && f->checked) {
-		switch (listed(&p, f)) {
+		__u32 counts = 0;
+
+		switch (listed(&p, f->checks, f->checked, &counts)) {
 		case LISTED_DROPPED:
+			count(&p, counts);
 			return XDP_DROP;
 		case LISTED_LEFT:
 			return XDP_PASS;

@@ -29,7 +29,7 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// Base is a driver of farms.
+// Base is a driver of farms, whose Driver is one, too.
 type Base interface {
 	driver.Driver
 	// Traffic returns what backends have got. Safe for concurrent use.
@@ -45,10 +45,10 @@ type Options struct {
 	Generic bool
 }
 
-// Driver adds the program to a driver of farms. It implements driver.Driver, and owns the driver
+// Driver adds the program to a driver of farms, or of policy. It implements driver.Driver, and owns the driver
 // that it wraps. What fails is said by Status, and never an error.
 type Driver struct {
-	Base
+	driver.Driver
 	here    *netns.NS
 	pins    bpf.Folder
 	options Options
@@ -60,6 +60,7 @@ type Driver struct {
 	left    map[int]left      // interfaces that are left to the base
 	shut    []string          // interfaces that lead to backends and take no frames from programs
 	why     string            // nothing is accelerated, though something could be
+	denied  *model.FarmList   // what the base denies, as it was last read
 	arrival map[int]struct{}  // interfaces that farms are served at
 }
 
@@ -76,9 +77,9 @@ const accelerator = "xdp"
 
 // Open gives a driver the program, in the calling thread's network namespace, where the driver has
 // to be. If it fails, the driver is closed.
-func Open(of Base, o Options) (*Driver, error) {
+func Open(of driver.Driver, o Options) (*Driver, error) {
 	o.Log = cmp.Or(o.Log, slog.Default())
-	d := &Driver{Base: of, options: o, lists: newLists(), links: map[int]link.Link{}, left: map[int]left{}}
+	d := &Driver{Driver: of, options: o, lists: newLists(), links: map[int]link.Link{}, left: map[int]left{}}
 	var err error
 	if d.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
 		return nil, errors.Join(err, of.Close())
@@ -102,7 +103,7 @@ func Remove() error {
 func (d *Driver) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return errors.Join(d.release(), d.lists.close(), d.here.Close(), d.Base.Close())
+	return errors.Join(d.release(), d.lists.close(), d.here.Close(), d.Driver.Close())
 }
 
 // release closes what is open of the program.
@@ -124,7 +125,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.stop("")
-	return errors.Join(d.lists.close(), d.pins.Remove(), d.Base.Purge(ctx))
+	return errors.Join(d.lists.close(), d.pins.Remove(), d.Driver.Purge(ctx))
 }
 
 // Status says how it fares. Safe for concurrent use.
@@ -141,7 +142,7 @@ func (d *Driver) Status() driver.Accelerator {
 	if d.program != nil {
 		sums := d.program.read()
 		for _, list := range slices.Sorted(maps.Keys(d.program.listed)) {
-			lines = append(lines, fmt.Sprintf("%d packets dropped by list %s", sums[driver.Backend{Name: list}].Times, list))
+			lines = append(lines, fmt.Sprintf("%d packets dropped by %s", sums[driver.Backend{Name: list}].Times, list))
 		}
 	}
 	return driver.Accelerator{Name: d.options.String(), Off: d.why, Note: strings.Join(lines, "; ")}
@@ -149,7 +150,7 @@ func (d *Driver) Status() driver.Accelerator {
 
 // Traffic implements Base.
 func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic, error) {
-	all, err := d.Base.Traffic(ctx)
+	all, err := d.Driver.(Base).Traffic(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -167,22 +168,51 @@ func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic
 	return all, nil
 }
 
+// Capabilities implements driver.Driver. What deny lists have dropped is counted together.
+func (d *Driver) Capabilities() driver.Capabilities {
+	c := d.Driver.Capabilities()
+	if c.Counter != nil && d.options.Deny {
+		c.Counter = counter{c.Counter, d}
+	}
+	return c
+}
+
+// counter counts what the program drops, too.
+type counter struct {
+	driver.Counter
+	d *Driver
+}
+
+// DropCounts implements driver.Counter.
+func (c counter) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) {
+	counts, err := c.Counter.DropCounts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	if c.d.program != nil {
+		counts[state.DropDenyList] += c.d.program.read()[driver.Backend{Name: denyList}].Times
+	}
+	return counts, nil
+}
+
 // Adopt implements driver.Driver.
 func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
-	p, err := d.Base.Adopt(ctx, want, keep)
-	if err != nil || want.Farms == nil {
+	p, err := d.Driver.Adopt(ctx, want, keep)
+	if err != nil || want.Farms == nil && want.Policy == nil {
 		return p, err
 	}
-	return &plan{Plan: p, d: d, devices: true, all: true}, nil
+	return &plan{Plan: p, d: d, devices: true, deny: true, all: true}, nil
 }
 
 // Update implements driver.Driver.
 func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
-	p, err := d.Base.Update(ctx, delta)
+	p, err := d.Driver.Update(ctx, delta)
 	if err != nil {
 		return nil, err
 	}
-	return &plan{Plan: p, d: d, farms: slices.Collect(maps.Keys(delta.Farms.Farms)), lists: slices.Collect(maps.Keys(delta.Farms.Lists)), devices: len(delta.Farms.Devices) > 0}, nil
+	return &plan{Plan: p, d: d, farms: slices.Collect(maps.Keys(delta.Farms.Farms)), lists: slices.Collect(maps.Keys(delta.Farms.Lists)), devices: len(delta.Farms.Devices) > 0, deny: delta.Policy.Denied != nil}, nil
 }
 
 // Tampered implements driver.Driver. It follows interfaces, too.
@@ -192,7 +222,7 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 		d.attach(d.program)
 	}
 	d.mu.Unlock()
-	return d.Base.Tampered(ctx)
+	return d.Driver.Tampered(ctx)
 }
 
 // plan is a plan of the base's, with the farms that it may change.
@@ -202,6 +232,7 @@ type plan struct {
 	farms   []string
 	lists   []string
 	devices bool // it may change where they are served
+	deny    bool // it may change what is denied
 	all     bool // it adopts: it may change any
 }
 
@@ -215,7 +246,11 @@ func (p *plan) Apply(ctx context.Context) error {
 		d.stop("")
 	case d.program != nil:
 		p.farms = d.program.naming(p.farms, p.lists)
-		if err := d.program.withdraw(p.farms); err != nil {
+		err := d.program.withdraw(p.farms)
+		if p.deny {
+			err = errors.Join(err, d.program.deny(""))
+		}
+		if err != nil {
 			d.stop(err.Error())
 		}
 	}
@@ -223,45 +258,84 @@ func (p *plan) Apply(ctx context.Context) error {
 		return err // the farms stay withdrawn until the base is adopted
 	}
 	d.Held(func(held *state.State) {
-		d.arrival = maps.Clone(held.Farms.Devices)
-		if err := d.step(p, held.Farms); err != nil {
-			d.options.Log.Warn("farms are not accelerated", "error", err)
+		if err := d.step(p, d.wanted(p, held)); err != nil {
+			d.options.Log.Warn("packets are not accelerated", "error", err)
 			d.stop(bpf.Missing(err))
 		}
 	})
 	return nil
 }
 
-// step brings the program in step with what the base holds of the farms of a plan. Another one is
-// made where there is none, or it has no room, or all farms may differ.
+// denyList is the name that deny lists have together; no farm's list has it.
+const denyList = "deny lists"
+
+// wanted is what the program is to do of what the base holds. Deny lists become one list.
+func (d *Driver) wanted(p *plan, held *state.State) *state.Farms {
+	farms := held.Farms
+	if farms == nil {
+		farms = state.NewFarms()
+	}
+	d.arrival = maps.Clone(farms.Devices)
+	if !d.options.Deny || held.Policy == nil {
+		return farms
+	}
+	farms = state.NewFarms()
+	for _, device := range held.Policy.Denied.Devices {
+		d.arrival[device.Index] = struct{}{}
+	}
+	if d.denied == nil || p.deny {
+		d.denied = denied(held.Policy.Denied)
+	}
+	if len(d.denied.Ranges) > 0 {
+		farms.Lists[denyList] = d.denied
+	}
+	return farms
+}
+
+// denied are deny lists as one list.
+func denied(d state.Denied) *model.FarmList {
+	l := &model.FarmList{Name: denyList}
+	for _, list := range d.Lists {
+		for _, p := range list.Prefixes {
+			l.Ranges = append(l.Ranges, model.AddressRange{First: p.Addr(), Last: model.Last(p)})
+		}
+	}
+	slices.SortFunc(l.Ranges, func(a, b model.AddressRange) int { return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last)) })
+	l.Ranges = slices.Compact(l.Ranges)
+	return l
+}
+
+// step brings the program in step with what the base holds that a plan is about. Another one is
+// made where there is none, or it has no room, or all may differ.
 func (d *Driver) step(p *plan, held *state.Farms) error {
+	if p.deny && d.options.Deny {
+		p.lists = append(p.lists, denyList)
+	}
 	err := d.stepLists(p, held.Lists)
-	if err == nil && d.program != nil && !p.all {
+	if err == nil && d.program != nil && !p.all && d.options.busy(held) {
 		some := make(map[string]*state.Farm, len(p.farms))
 		for _, name := range p.farms {
 			some[name] = held.Farms[name]
 		}
-		err = d.program.serve(some)
-		switch {
-		case errors.Is(err, errFull), err == nil && len(d.program.owners) == 0: // another one, or none
-		case err != nil:
+		if err = d.program.serve(some); err == nil && d.options.Deny {
+			err = d.program.deny(denyList)
+		}
+		if err == nil && (p.devices || p.deny) {
+			d.attach(d.program)
+		}
+		if !errors.Is(err, errFull) {
 			return err
-		default:
-			if p.devices {
-				d.attach(d.program)
-			}
-			return nil
 		}
 	}
 	if err != nil && !errors.Is(err, errFull) {
 		return err
 	}
-	return d.renew(held.Farms)
+	return d.renew(held)
 }
 
 // stepLists brings the maps of lists in step. With errFull, other maps have taken their place.
 func (d *Driver) stepLists(p *plan, held map[string]*model.FarmList) error {
-	if !d.options.Drop {
+	if !d.options.Drop && !d.options.Deny {
 		return nil
 	}
 	names := p.lists
@@ -276,13 +350,13 @@ func (d *Driver) stepLists(p *plan, held map[string]*model.FarmList) error {
 }
 
 // renew puts another program with all farms in the place of what runs, if there are any.
-func (d *Driver) renew(farms map[string]*state.Farm) error {
+func (d *Driver) renew(held *state.Farms) error {
 	d.why = ""
-	s := d.options.sizeOf(farms, d.arrival)
-	if s.farms == 0 {
+	if !d.options.busy(held) {
 		d.stop("")
-		return nil
+		return d.lists.close()
 	}
+	s := d.options.sizeOf(held.Farms, d.arrival)
 	if err := d.pins.Make(); err != nil {
 		return err
 	}
@@ -290,7 +364,10 @@ func (d *Driver) renew(farms map[string]*state.Farm) error {
 	if err != nil {
 		return err
 	}
-	if err := next.serve(farms); err != nil {
+	if err = next.serve(held.Farms); err == nil && d.options.Deny {
+		err = next.deny(denyList)
+	}
+	if err != nil {
 		return errors.Join(err, next.close())
 	}
 	clear(d.left)
