@@ -13,7 +13,7 @@ import (
 // namespace. Without them it is the driver itself, and nothing is left of those that a former
 // balancer had. If it fails, the driver is closed.
 func (o *balanceOptions) accelerated(d farmDriver, log *slog.Logger) (driver.Driver, *xdp.Driver, error) {
-	stages := xdp.Stages{DSR: o.accelerate.has("dsr"), Drop: o.accelerate.has("drop")}
+	stages := xdp.Stages{DSR: o.accelerate.has(xdp.DSR), Drop: o.accelerate.has(xdp.Drop)}
 	base, plain := d.(*farms.Driver)
 	if !plain || stages == (xdp.Stages{}) {
 		if err := xdp.Remove(); err != nil {

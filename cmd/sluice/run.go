@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"sluice.dev/sluice/internal/accelerate/sockets"
+	"sluice.dev/sluice/internal/accelerate/xdp"
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/bgp/child"
 	"sluice.dev/sluice/internal/cli"
@@ -73,7 +74,7 @@ kernel parameters that kube-proxy sets.`,
 	o.register(cmd)
 	o.kubeProxy.Register(cmd.Flags())
 	o.cni.register(cmd.Flags())
-	o.accelerate.register(cmd.Flags(), sockets.Name)
+	o.accelerate.register(cmd.Flags(), sockets.Name, xdp.Drop)
 	socketFlag(cmd, &o.agent.Socket)
 	fl := cmd.Flags()
 	fl.StringVar(&o.agent.MetricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
@@ -196,8 +197,17 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return privilege(err)
 	}
 	served := base
+	if o.accelerate.has(xdp.Drop) {
+		accelerated, err := xdp.Open(base, xdp.Options{Log: log, Stages: xdp.Stages{Deny: true}})
+		if err != nil {
+			return privilege(err)
+		}
+		served, o.agent.Accelerators = accelerated, append(o.agent.Accelerators, accelerated.Status)
+	} else if err := xdp.Remove(); err != nil {
+		log.Warn("what an earlier agent left at interfaces could not be removed: 'sluice cleanup' removes it", "error", err)
+	}
 	if o.accelerate.has(sockets.Name) {
-		accelerated := sockets.Open(base, log)
+		accelerated := sockets.Open(served, log)
 		served, o.agent.Accelerators = accelerated, append(o.agent.Accelerators, accelerated.Status)
 	} else if err := sockets.Withdraw(); err != nil {
 		log.Warn("what an earlier agent left at sockets could not be removed: 'sluice cleanup' removes it", "error", err)

@@ -33,6 +33,12 @@ type half struct {
 	lists   []string // that sources are looked up in
 }
 
+// Names of accelerators.
+const (
+	DSR  = "dsr"
+	Drop = "drop"
+)
+
 // Stages are what a program does.
 type Stages struct {
 	DSR  bool // forward packets of farms in mode DSR
@@ -44,10 +50,10 @@ type Stages struct {
 func (s Stages) String() string {
 	var names []string
 	if s.DSR {
-		names = append(names, "dsr")
+		names = append(names, DSR)
 	}
 	if s.Drop || s.Deny {
-		names = append(names, "drop")
+		names = append(names, Drop)
 	}
 	return strings.Join(names, ",")
 }
