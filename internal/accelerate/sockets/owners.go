@@ -34,18 +34,18 @@ type owners struct {
 	ended  chan struct{}
 	again  wake.Signal // look at once
 
-	mu       sync.Mutex // of what follows
-	on       bool
-	denied   bool             // other namespaces may not be entered
-	pods     map[string]owner // by the path of the namespace's file
-	clusters []netip.Prefix   // where they have their addresses
+	mu     sync.Mutex // of what follows
+	on     bool
+	denied bool             // other namespaces may not be entered
+	pods   map[string]owner // by the path of the namespace's file; replaced, never changed
 }
 
 // owner is the network namespace of a pod.
 type owner struct {
-	id     netns.ID
-	cookie uint64
-	found  time.Time
+	id       netns.ID
+	cookie   uint64
+	clusters []netip.Prefix // where pods had their addresses when it was found
+	found    time.Time
 }
 
 // Without a sign of a new one, pods are looked for from time to time: nothing tells that a pod has
@@ -142,7 +142,7 @@ func (o *owners) note() string {
 // look looks for namespaces that have come and gone, and reports whether there are young ones.
 func (o *owners) look() (some bool) {
 	o.mu.Lock()
-	on := o.on
+	on, before := o.on, o.pods
 	o.mu.Unlock()
 	if !on {
 		return false // where pods have their addresses may not be known yet
@@ -153,6 +153,45 @@ func (o *owners) look() (some bool) {
 			clusters = s.Services.Settings.ClusterCIDRs
 		}
 	})
+	pods, served, denied := map[string]owner{}, map[uint64]bool{o.own: true}, false
+	var errs error
+	for path, id := range namespaces() {
+		p, known := before[path]
+		known = known && p.id == id && slices.Equal(p.clusters, clusters)
+		if !known || time.Since(p.found) < young {
+			cookie, is, err := o.pod(path, clusters)
+			if now, _ := netns.IDOf(path); now != id {
+				continue // it has gone meanwhile
+			}
+			if errors.Is(err, unix.EPERM) {
+				denied = true
+			} else {
+				errs = errors.Join(errs, err)
+			}
+			if !is {
+				continue
+			}
+			if !known {
+				p = owner{id, cookie, clusters, time.Now()}
+			}
+			some = true
+		}
+		pods[path], served[p.cookie] = p, true
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.on {
+		return false
+	}
+	o.pods, o.denied = pods, denied
+	if errs = errors.Join(errs, o.write(served)); errs != nil {
+		o.d.log.Warn("the sockets of some pods are not served", "error", errs)
+	}
+	return some
+}
+
+// namespaces are those that have a file where container runtimes bind pods' ones.
+func namespaces() map[string]netns.ID {
 	there := map[string]netns.ID{}
 	for _, dir := range namespaceDirs {
 		entries, err := os.ReadDir(dir)
@@ -166,59 +205,17 @@ func (o *owners) look() (some bool) {
 			}
 		}
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !o.on {
-		return false
-	}
-	for path, p := range o.pods {
-		if there[path] != p.id || !slices.Equal(o.clusters, clusters) {
-			delete(o.pods, path)
-		}
-	}
-	var err error
-	o.clusters = clusters
-	o.denied = false
-	for path, id := range there {
-		before, known := o.pods[path]
-		if known && time.Since(before.found) > young {
-			continue
-		}
-		cookie, is, failed := o.pod(path)
-		if now, _ := netns.IDOf(path); now != id {
-			continue // it has gone meanwhile
-		}
-		if errors.Is(failed, unix.EPERM) {
-			o.denied = true
-		} else {
-			err = errors.Join(err, failed)
-		}
-		switch {
-		case !is:
-			delete(o.pods, path)
-		case !known:
-			before.found = time.Now()
-			fallthrough
-		default:
-			o.pods[path] = owner{id, cookie, before.found}
-			some = true
-		}
-	}
-	served := map[uint64]bool{o.own: true}
-	for _, p := range o.pods {
-		served[p.cookie] = true
-	}
-	if err = errors.Join(err, o.write(served)); err != nil {
-		o.d.log.Warn("the sockets of some pods are not served", "error", err)
-	}
-	return some
+	return there
 }
 
 // pod returns the cookie of a namespace if it is a pod's of this node: its default route leads
 // here, from an address of a pod if it is known which those are. One that redirects its own
 // connections, as to the proxy of a service mesh, counts as none: that proxy has to be asked for
 // the service's address. An error that wraps unix.EPERM means that namespaces may not be entered.
-func (o *owners) pod(path string) (cookie uint64, is bool, err error) {
+func (o *owners) pod(path string, clusters []netip.Prefix) (cookie uint64, is bool, err error) {
+	if !o.near(path) {
+		return 0, false, nil
+	}
 	ns, err := netns.OpenPath(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, false, nil // it is being made, or has gone
@@ -228,7 +225,10 @@ func (o *owners) pod(path string) (cookie uint64, is bool, err error) {
 	}
 	defer func() { _ = ns.Close() }()
 	addrs, err := link.Behind(o.d.here, ns)
-	if err != nil || !slices.ContainsFunc(addrs, o.isPod) {
+	isPod := func(a netip.Addr) bool {
+		return len(clusters) == 0 || slices.ContainsFunc(clusters, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	if err != nil || !slices.ContainsFunc(addrs, isPod) {
 		return 0, false, err
 	}
 	var redirected bool
@@ -241,8 +241,16 @@ func (o *owners) pod(path string) (cookie uint64, is bool, err error) {
 	return cookie, !redirected, err
 }
 
-func (o *owners) isPod(a netip.Addr) bool {
-	return len(o.clusters) == 0 || slices.ContainsFunc(o.clusters, func(p netip.Prefix) bool { return p.Contains(a) })
+// near reports whether a file is a namespace that an interface of the node may lead to. It is asked
+// first, as the namespace need not be entered for it.
+func (o *owners) near(path string) bool {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = file.Close() }()
+	number, err := o.d.here.GetNetNsIdByFd(int(file.Fd()))
+	return err == nil && number >= 0
 }
 
 // redirects reports whether the calling thread's network namespace may translate connections of its
