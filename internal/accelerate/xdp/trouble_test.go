@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	netlink "sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -79,9 +80,19 @@ func TestDevices(t *testing.T) {
 	if n := w.ask(20); n > 0 || !strings.Contains(w.fast.Status().Note, "not at front: another program's XDP program is there") {
 		t.Errorf("the program forwarded %d packets; %v", n, w.notes())
 	}
+	filters := func() (found []netlink.Filter) {
+		w.balancer.In(func() error { found = netlink.Filters(w.balancer.Device("front").Attrs().Index); return nil })
+		return found
+	}
+	if len(filters()) != 1 {
+		t.Errorf("the other program is not found: %v", filters())
+	}
 	w.must(other.Close())
 	w.adopt()
 	w.forwarded(w.ask(20), 10)
+	if len(filters()) > 0 {
+		t.Errorf("ours is taken for another's: %v", filters())
+	}
 
 	if _, err := w.balancer.Run("ip", "link", "add", "link", "front", "name", "front.7", "type", "vlan", "id", "7"); err == nil { // not every kernel has them
 		_, err = w.driver.Tampered(t.Context())

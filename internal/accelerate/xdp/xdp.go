@@ -72,9 +72,6 @@ type left struct {
 
 var _ driver.Driver = (*Driver)(nil)
 
-// accelerator names the folder of pins.
-const accelerator = "xdp"
-
 // Open gives a driver the program, in the calling thread's network namespace, where the driver has
 // to be. If it fails, the driver is closed.
 func Open(of driver.Driver, o Options) (*Driver, error) {
@@ -84,7 +81,7 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	if d.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
 		return nil, errors.Join(err, of.Close())
 	}
-	if d.pins, err = bpf.Own(accelerator); err != nil {
+	if d.pins, err = bpf.Own(bpf.XDP); err != nil {
 		return nil, errors.Join(err, d.here.Close(), of.Close())
 	}
 	return d, nil
@@ -92,7 +89,7 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 
 // Remove removes what a Driver has left in the calling thread's network namespace.
 func Remove() error {
-	pins, err := bpf.Own(accelerator)
+	pins, err := bpf.Own(bpf.XDP)
 	if err != nil {
 		return err
 	}
@@ -464,8 +461,6 @@ func number(yes bool) uint8 {
 	return 0
 }
 
-func pin(index int) string { return fmt.Sprintf("link-%d", index) }
-
 // detach has no program run at an interface. What another process may have left there is looked for
 // only when a program is new.
 func (d *Driver) detach(index int, p *program) {
@@ -474,7 +469,7 @@ func (d *Driver) detach(index int, p *program) {
 	if l == nil && p == d.program {
 		return
 	}
-	err := d.pins.Detach(pin(index))
+	err := d.pins.Detach(bpf.XDPLink(index))
 	if l != nil {
 		_ = l.Detach() // it has gone with its interface, or goes with its pin
 		err = errors.Join(err, l.Close())
@@ -486,7 +481,7 @@ func (d *Driver) detach(index int, p *program) {
 
 // run has a program run at an interface, in the place of ours that may run there.
 func (d *Driver) run(p *program, index int, c netlink.Card) {
-	l, err := d.pins.Attach(pin(index), p.objs.Accelerate, func() (link.Link, error) {
+	l, err := d.pins.Attach(bpf.XDPLink(index), p.objs.Accelerate, func() (link.Link, error) {
 		return link.AttachXDP(link.XDPOptions{Program: p.objs.Accelerate, Interface: index, Flags: link.XDPDriverMode})
 	})
 	if was := d.links[index]; was != nil { // the same link, or one of an interface that is gone

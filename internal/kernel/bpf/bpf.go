@@ -123,6 +123,28 @@ func (f Folder) Attach(name string, program *ebpf.Program, attach func() (link.L
 	return l, nil
 }
 
+// XDP is the folder of the program that packets meet as they arrive.
+const XDP = "xdp"
+
+// XDPLink is the name that the program has there at an interface.
+func XDPLink(index int) string { return fmt.Sprintf("link-%d", index) }
+
+// RunsXDP reports whether the XDP program at an interface of the calling thread's network namespace
+// is ours.
+func RunsXDP(index int, program uint32) bool {
+	f, err := Own(XDP)
+	if err != nil {
+		return false
+	}
+	l, err := link.LoadPinnedLink(filepath.Join(f.path, XDPLink(index)), nil)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = l.Close() }()
+	info, err := l.Info()
+	return err == nil && info.Program == ebpf.ProgramID(program)
+}
+
 // Detach has the program of a name end, if there is one.
 func (f Folder) Detach(name string) error {
 	if err := os.Remove(filepath.Join(f.path, name)); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -6,6 +6,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"sluice.dev/sluice/internal/kernel/bpf"
 )
 
 // Filter is a program or a filter through which all packets of an interface pass.
@@ -23,8 +25,8 @@ var directions = []struct {
 	tcx     ebpf.AttachType
 }{{"ingress", netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXIngress}, {"egress", netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress}}
 
-// Filters returns those of an interface in the calling thread's network namespace: XDP programs,
-// and the first of tc's filters and of tcx programs in each direction. What the kernel does not
+// Filters returns those of an interface in the calling thread's network namespace: XDP programs but
+// for ours, and the first of tc's filters and of tcx programs in each direction. What the kernel does not
 // have, or the interface, has none.
 func Filters(index int) (found []Filter) {
 	l, err := netlink.LinkByIndex(index)
@@ -32,7 +34,7 @@ func Filters(index int) (found []Filter) {
 		return nil
 	}
 	name := l.Attrs().Name
-	if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached {
+	if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached && !bpf.RunsXDP(index, xdp.ProgId) {
 		found = append(found, Filter{name, "ingress", fmt.Sprintf("XDP program %d", xdp.ProgId), "bpftool net show dev " + name})
 	}
 	for _, d := range directions {
