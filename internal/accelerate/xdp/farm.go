@@ -100,15 +100,16 @@ func (s Stages) halves(f *state.Farm) (all []half) {
 // digest identifies a table of slots: farms with the same backends and weights share one.
 type digest [sha256.Size]byte
 
-func (h *half) digest() (d digest) {
-	sum := sha256.New()
+func (h *half) digest() digest {
+	b := make([]byte, 0, 20*len(h.targets)+2*len(h.slots))
 	for _, t := range h.targets {
 		a := t.addr.As16()
-		_, _ = sum.Write(binary.NativeEndian.AppendUint32(a[:], t.device))
+		b = binary.NativeEndian.AppendUint32(append(b, a[:]...), t.device)
 	}
-	_ = binary.Write(sum, binary.NativeEndian, h.slots)
-	sum.Sum(d[:0])
-	return d
+	for _, s := range h.slots {
+		b = binary.NativeEndian.AppendUint16(b, uint16(s))
+	}
+	return sha256.Sum256(b)
 }
 
 // words are an address as programs have it: that of IPv4 is the first word.

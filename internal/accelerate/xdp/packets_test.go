@@ -95,8 +95,8 @@ func TestToggled(t *testing.T) {
 // silence is how long nothing comes back from where nothing is to come from.
 const silence = 200 * time.Millisecond
 
-// TestListed has clients on a list be dropped, those that come onto it, too, and no others; the same
-// by the base alone.
+// TestListed has clients on a list be dropped, those that come onto it, too, and no others; the
+// same by the base alone.
 func TestListed(t *testing.T) {
 	t.Parallel()
 	w := newSite(t, 3)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -29,7 +30,8 @@ type program struct {
 	served                         map[string]*served
 	checked                        map[string]uint32 // first check, by what they are
 	listed                         map[string]uint32 // where what a list has dropped is counted
-	// former is what backends had got, and lists had dropped, when they were last counted elsewhere.
+	// former is what backends had got, and lists had dropped, when they were last counted
+	// elsewhere.
 	former  map[driver.Backend]driver.Counts
 	owners  map[place]string
 	devices map[uint32]bpfDevice
@@ -53,16 +55,14 @@ type area struct {
 	used, room uint32
 }
 
-func (a *area) add(v any) (at uint32, err error) {
+// add writes a value behind those that are there.
+func add[T any](a *area, v T) (at uint32, err error) {
 	if a.used == a.room {
 		return 0, errFull
 	}
-	b, err := binary.Append(nil, binary.NativeEndian, v)
-	if err != nil {
-		return 0, err
-	}
-	each := (len(b) + 7) / 8 * 8 // as the kernel rounds it
-	if _, err = a.memory.WriteAt(b, int64(a.used)*int64(each)); err != nil {
+	const align = 8 // as the kernel rounds sizes of values
+	each := (int64(unsafe.Sizeof(v)) + align - 1) / align * align
+	if _, err = a.memory.WriteAt(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)), int64(a.used)*each); err != nil {
 		return 0, err
 	}
 	a.used++
@@ -129,7 +129,7 @@ func newProgram(of Stages, l *lists, s size) (*program, error) {
 	}
 	p := &program{
 		Stages: of, lists: l, checked: map[string]uint32{}, listed: map[string]uint32{},
-		counted: spare(s.counts), tables: map[digest]uint32{}, targets: map[target]uint32{}, served: map[string]*served{}, owners: map[place]string{},
+		counted: spare(s.counts), tables: map[digest]uint32{}, targets: make(map[target]uint32, s.backends), served: map[string]*served{}, owners: map[place]string{},
 		devices: map[uint32]bpfDevice{}, ways: map[uint32]bool{},
 	}
 	for name, n := range map[string]uint32{
@@ -268,7 +268,7 @@ func (p *program) put(come *changes, name string, f *state.Farm) error {
 			if _, taken := p.owners[at]; taken {
 				continue // sources refuse such farms
 			}
-			number, err := p.farms.add(bpfFarm{Addr: words(at.addr), Port: network(at.port), Protocol: uint8(at.proto), HashBy: uint8(h.by),
+			number, err := add(&p.farms, bpfFarm{Addr: words(at.addr), Port: network(at.port), Protocol: uint8(at.proto), HashBy: uint8(h.by),
 				First: first, Slots: uint32(len(h.slots)), Counts: s.counts, Checks: checks, Checked: checked})
 			if err != nil {
 				return err
@@ -324,7 +324,7 @@ func (p *program) checksOf(lists []string, is4 bool) (first, n uint32, ok bool, 
 			p.used++
 		}
 		c.Counts = at
-		if _, err := p.checks.add(c); err != nil {
+		if _, err := add(&p.checks, c); err != nil {
 			return 0, 0, false, err
 		}
 	}
@@ -365,7 +365,7 @@ func (p *program) table(h *half) (first uint32, err error) {
 		if slot.Backend, err = p.backend(h.targets[index]); err != nil {
 			return 0, err
 		}
-		if _, err := p.slots.add(slot); err != nil {
+		if _, err := add(&p.slots, slot); err != nil {
 			return 0, err
 		}
 	}
@@ -377,7 +377,7 @@ func (p *program) backend(t target) (number uint32, err error) {
 	if number, has := p.targets[t]; has {
 		return number, nil
 	}
-	number, err = p.backends.add(bpfBackend{Addr: words(t.addr), Device: t.device})
+	number, err = add(&p.backends, bpfBackend{Addr: words(t.addr), Device: t.device})
 	if err == nil {
 		p.targets[t] = number
 	}

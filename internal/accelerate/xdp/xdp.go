@@ -45,8 +45,8 @@ type Options struct {
 	Generic bool
 }
 
-// Driver adds the program to a driver of farms, or of policy. It implements driver.Driver, and owns the driver
-// that it wraps. What fails is said by Status, and never an error.
+// Driver adds the program to a driver of farms, or of policy. It implements driver.Driver, and owns
+// the driver that it wraps. What fails is said by Status, and never an error.
 type Driver struct {
 	driver.Driver
 	here    *netns.NS

@@ -26,8 +26,8 @@ var directions = []struct {
 }{{"ingress", netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXIngress}, {"egress", netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress}}
 
 // Filters returns those of an interface in the calling thread's network namespace: XDP programs but
-// for ours, and the first of tc's filters and of tcx programs in each direction. What the kernel does not
-// have, or the interface, has none.
+// for ours, and the first of tc's filters and of tcx programs in each direction. What the kernel
+// does not have, or the interface, has none.
 func Filters(index int) (found []Filter) {
 	l, err := netlink.LinkByIndex(index)
 	if err != nil {
