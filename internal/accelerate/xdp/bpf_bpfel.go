@@ -53,6 +53,7 @@ type bpfFarm struct {
 	Counts   uint32
 	Checks   uint32
 	Checked  uint32
+	Zero     [24]uint8
 }
 
 type bpfMember4 struct {

@@ -31,6 +31,7 @@ struct farm {
 	__u32 counts;  // where what its first backend gets is counted; the others follow
 	__u32 checks;  // the first of its lists'
 	__u32 checked; // how many there are
+	__u8 zero[24]; // so that each is in a line of the cache of its own
 };
 
 // The agent makes maps as large as they have to be.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -107,8 +108,11 @@ func (d direct) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, err
 	for i := range all.Farms {
 		all.Farms[i].Backends = all.Farms[0].Backends
 	}
-	if _, err := s.Call(ctx, http.MethodPost, "/farms", all); err != nil {
-		return nil, errors.Join(err, s.Close())
+	const atOnce = 10_000 // a request may be so long only
+	for part := range slices.Chunk(all.Farms, atOnce) {
+		if _, err := s.Call(ctx, http.MethodPost, "/farms", peer.Farms{Farms: part}); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
 	}
 	return &peer.Loaded{Close: s.Close}, nil
 }
