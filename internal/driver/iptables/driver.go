@@ -122,7 +122,7 @@ func (p *parts) set(o parts, to bool) {
 func (d *Driver) Capabilities() driver.Capabilities {
 	c := driver.Capabilities{
 		Name:   "iptables",
-		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.LargeDatagrams | driver.SharedPorts | driver.Outgoing | driver.Policy | driver.HostPolicy | driver.UntrackedPolicy | driver.Errors | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
+		Can:    driver.Services | driver.SCTP | driver.Affinity | driver.SourceRanges | driver.LocalTraffic | driver.ClientAddress | driver.LargeDatagrams | driver.SharedPorts | driver.InPackets | driver.Outgoing | driver.Policy | driver.HostPolicy | driver.UntrackedPolicy | driver.Errors | driver.Survives | driver.Outlasts | driver.AuditsCheaply | driver.Keeps,
 		Lister: d, Counter: d,
 	}
 	if d.policy && !d.keep {
