@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	farm "sluice.dev/sluice/internal/balancer/compile"
-	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/nft"
 	"sluice.dev/sluice/internal/model"
@@ -19,7 +18,7 @@ import (
 
 // poison has the kernel refuse what holds these bytes; none: nothing.
 func (w *site) poison(all ...[]byte) {
-	for _, s := range w.driver.(*farms.Driver).Sockets() {
+	for _, s := range w.rules().Sockets() {
 		s.Refuse = func(messages [][]byte, _ []string) error {
 			for _, m := range messages {
 				for _, p := range all {

@@ -32,7 +32,7 @@ func TestTraffic(t *testing.T) {
 				w, f := one.site(t), one.farm(virtual, is4)
 				w.set(f)
 				counted := func() (sum driver.Traffic, by map[driver.Backend]driver.Traffic) {
-					by, err := w.driver.(*farms.Driver).Traffic(t.Context())
+					by, err := w.rules().Traffic(t.Context())
 					w.must(err)
 					for _, b := range by {
 						sum.Chosen, sum.TotalChosen, sum.TotalBytes = sum.Chosen+b.Chosen, sum.TotalChosen+b.TotalChosen, sum.TotalBytes+b.TotalBytes

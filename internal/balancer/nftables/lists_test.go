@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/test/world"
@@ -177,7 +176,7 @@ func TestListed(t *testing.T) {
 	w := newSite(t, 1)
 	listed := func(want string, lists ...string) {
 		t.Helper()
-		nets, err := w.driver.(*farms.Driver).Listed(t.Context(), lists)
+		nets, err := w.rules().Listed(t.Context(), lists)
 		w.must(err)
 		for _, all := range nets {
 			slices.SortFunc(all, netip.Prefix.Compare)

@@ -172,7 +172,7 @@ func TestAdoptionsThatFail(t *testing.T) {
 	f.Addresses = append(f.Addresses, at(virtual4, port(81)))
 	w.state.Apply(w.farms(f))
 	w.start()
-	d := w.driver.(*farms.Driver)
+	d := w.rules()
 	d.Sock.Refuse = func(_ [][]byte, labels []string) error {
 		fresh := slices.ContainsFunc(labels, func(l string) bool { return strings.HasPrefix(l, "create table ") })
 		if slices.Contains(labels, "add elements to ip-slots") && !fresh {
@@ -219,7 +219,7 @@ func (w *site) askAs(clients ...string) {
 // remembered are the clients that the persistent farm remembers.
 func (w *site) remembered() map[string]bool {
 	w.t.Helper()
-	sessions, err := w.driver.(*farms.Driver).Sessions(w.t.Context(), "web")
+	sessions, err := w.rules().Sessions(w.t.Context(), "web")
 	w.must(err)
 	have := map[string]bool{}
 	for _, s := range sessions {
@@ -257,7 +257,7 @@ func TestStepFails(t *testing.T) {
 		delta := w.farms()
 		p, err := w.driver.Update(t.Context(), delta)
 		w.must(err)
-		sock, transactions := w.driver.(*farms.Driver).Sockets()[1], 0
+		sock, transactions := w.rules().Sockets()[1], 0
 		sock.Refuse = func([][]byte, []string) error {
 			if transactions++; transactions >= fails {
 				return context.Canceled

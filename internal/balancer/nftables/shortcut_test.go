@@ -54,7 +54,7 @@ func TestShortcut(t *testing.T) {
 			if err := ask("81"); err == nil {
 				t.Errorf("%s: the other farm is served without its map", what)
 			}
-			w.driver.(*farms.Driver).Distrust()
+			w.rules().Distrust()
 			w.apply(w.driver.Adopt(t.Context(), w.state, driver.Keep{}))
 			even = &copied
 		}

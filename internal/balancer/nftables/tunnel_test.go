@@ -11,7 +11,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/model"
@@ -31,7 +30,7 @@ type farSite struct {
 func newFarSite(t *testing.T) *farSite {
 	near, _ := newDirectSite(t, 1)
 	w := &farSite{site: near}
-	if err := w.driver.(*farms.Driver).IPIP(); errors.Is(err, probe.ErrNotSupported) {
+	if err := w.rules().IPIP(); errors.Is(err, probe.ErrNotSupported) {
 		t.Skipf("this kernel has no IPIP: %v", err)
 	} else if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package nftables_test
 
 import (
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/accelerate/xdp"
 	farm "sluice.dev/sluice/internal/balancer/compile"
 	farms "sluice.dev/sluice/internal/balancer/nftables"
 	"sluice.dev/sluice/internal/driver"
@@ -38,10 +40,22 @@ const (
 	virtual6 = "fd00::100"
 )
 
+var accelerated = flag.Bool("accelerate", false, "have the accelerators of farms on")
+
 func newSite(t *testing.T, servers int) *site {
 	t.Helper()
 	w := &site{t: t, state: &state.State{Farms: state.NewFarms()}}
 	w.open = func() (driver.Driver, error) { return farms.Open(farms.Options{MayMiss: true}) }
+	if *accelerated {
+		world.MountBPF(t)
+		w.open = func() (driver.Driver, error) {
+			base, err := farms.Open(farms.Options{MayMiss: true})
+			if err != nil {
+				return nil, err
+			}
+			return xdp.Open(base, xdp.Options{Stages: xdp.Stages{DSR: true, Drop: true}})
+		}
+	}
 	w.client, w.balancer = world.NewHost(t, "client"), world.NewHost(t, "balancer")
 	w.balancer.Forward()
 	w.client.Join("eth0", w.balancer, "front")
@@ -64,6 +78,16 @@ func newSite(t *testing.T, servers int) *site {
 	t.Cleanup(func() { _ = w.driver.Close() })
 	w.must(w.driver.Probe(t.Context()))
 	return w
+}
+
+// rules is the driver that carries out farms by rules, nil: another one does.
+func (w *site) rules() *farms.Driver {
+	d := w.driver
+	if fast, is := d.(*xdp.Driver); is {
+		d = fast.Driver
+	}
+	rules, _ := d.(*farms.Driver)
+	return rules
 }
 
 // start opens a driver.
@@ -228,7 +252,7 @@ func (w *site) settled() {
 	for try := 1; ; try++ {
 		p, err := w.driver.Adopt(w.t.Context(), w.state, driver.Keep{}) // as the notes say
 		w.must(err)
-		if d, notes := w.driver.(*farms.Driver); notes && p.Len() == 0 {
+		if d := w.rules(); d != nil && p.Len() == 0 {
 			d.Distrust()
 			p, err = d.Adopt(w.t.Context(), w.state, driver.Keep{})
 			w.must(err)
