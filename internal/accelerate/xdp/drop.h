@@ -131,7 +131,7 @@ static __always_inline int denied(struct packet *p)
 	__u64 both = *(volatile __u64 *)e; // at once, as the agent writes it
 	if (listed(p, (__u32)both, both >> 32, &counts) != LISTED_DROPPED)
 		return 0;
-	__u64 now = bpf_ktime_get_coarse_ns();
+	__u64 now = bpf_jiffies64();
 
 	if (*last != now) {
 		*last = now;

@@ -30,7 +30,7 @@ struct slot {
 struct backend {
 	__be32 addr[4];
 	__u32 device; // that leads to it
-	__u32 second; // in which a packet has last gone by nftables, see stale
+	__u32 second; // or so, in which a packet has last gone by nftables, see stale
 };
 
 // What the kernel has said of a backend.
@@ -127,11 +127,12 @@ static __always_inline __u32 choose(struct packet *p, __u32 by, __u32 n)
 	return (__u64)jhash_end(&h) * n >> 32;
 }
 
-// stale tells, once a second for each backend, that a packet is to go by nftables: the kernel asks
-// a neighbour whether it is still there only when it sends to it itself.
+// stale tells, once in 256 ticks of the clock for each backend, which is about a second, that a
+// packet is to go by nftables: the kernel asks a neighbour whether it is still there only when it
+// sends to it itself. No clock is as cheap to read as that of ticks.
 static __always_inline bool stale(struct backend *b, __u64 now)
 {
-	__u32 second = now >> 30;
+	__u32 second = now >> 8;
 
 	if (b->second == second)
 		return false;
@@ -162,7 +163,7 @@ static __always_inline struct neighbour *find_neighbour(struct xdp_md *ctx, stru
 	struct backend *b = bpf_map_lookup_elem(&backends, &number);
 	__u32 at = number % NEIGHBOURS;
 	struct neighbour *n = bpf_map_lookup_elem(&neighbours, &at);
-	__u64 now = bpf_ktime_get_coarse_ns();
+	__u64 now = bpf_jiffies64();
 
 	if (!b || !n || stale(b, now))
 		return NULL;
