@@ -201,11 +201,18 @@ func TestModeValue(t *testing.T) {
 	}
 }
 
-// Services at the socket come with the rights and folders of the node that they need, and nothing
-// else does.
+// Accelerators come with the rights and folders of the node that they need, and nothing else does.
 func TestAccelerateValue(t *testing.T) {
 	t.Parallel()
-	for value, want := range map[string]bool{`[]`: false, `["sockets"]`: true} {
+	for value, want := range map[string]struct {
+		flag            string
+		folders, rights int
+	}{
+		`[]`:                         {"", 0, 1},
+		`["sockets"]`:                {"--accelerate=sockets", 3, 5},
+		`["established"]`:            {"--accelerate=established", 1, 3},
+		`["sockets", "established"]`: {"--accelerate=sockets,established", 3, 5},
+	} {
 		d, c := daemon(t, render(t, "--set", "kubernetes.host=a", "--set-json", "accelerate="+value))
 		pod := d.Spec.Template.Spec
 		folders := 0
@@ -216,9 +223,15 @@ func TestAccelerateValue(t *testing.T) {
 				folders++
 			}
 		}
-		given, rights := slices.Contains(c.Args, "--accelerate=sockets"), len(c.SecurityContext.Capabilities.Add)
-		if given != want || pod.HostPID != want || (folders == 3) != want || (rights == 5) != want {
-			t.Errorf("accelerate=%s: flag %v, hostPID %v, %d folders, rights %v", value, given, pod.HostPID, folders, c.SecurityContext.Capabilities.Add)
+		var flag string
+		for _, a := range c.Args {
+			if strings.HasPrefix(a, "--accelerate=") {
+				flag = a
+			}
+		}
+		rights := c.SecurityContext.Capabilities.Add
+		if flag != want.flag || pod.HostPID != (want.folders == 3) || folders != want.folders || len(rights) != want.rights {
+			t.Errorf("accelerate=%s: flag %q, hostPID %v, %d folders, rights %v", value, flag, pod.HostPID, folders, rights)
 		}
 	}
 }

@@ -15,12 +15,14 @@ import (
 // accelerators are those that the flag --accelerate turns on.
 type accelerators struct {
 	known  []string // that the command has
+	auto   []string // of those
 	chosen []string
 }
 
-func (a *accelerators) register(fl *pflag.FlagSet, known ...string) {
-	a.known = known
-	fl.Var(a, "accelerate", "what eBPF programs make faster, parted by commas: "+strings.Join(known, ", ")+", or auto for all; where one cannot be, it costs speed alone, and 'sluice status' says why")
+// register adds the flag; auto are the accelerators that nobody needs to know of, beside others.
+func (a *accelerators) register(fl *pflag.FlagSet, auto []string, others ...string) {
+	a.auto, a.known = auto, slices.Concat(auto, others)
+	fl.Var(a, "accelerate", "what eBPF programs make faster, parted by commas: "+strings.Join(a.known, ", ")+", or auto for "+strings.Join(auto, ", ")+"; where one cannot be, it costs speed alone, and 'sluice status' says why")
 }
 
 // has reports whether one is to be on.
@@ -41,7 +43,7 @@ func (a *accelerators) Set(list string) error {
 		a.chosen = nil
 		return nil
 	case "auto":
-		a.chosen = a.known
+		a.chosen = a.auto
 		return nil
 	}
 	a.chosen = splitList(list)

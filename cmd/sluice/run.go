@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"sluice.dev/sluice/internal/accelerate/established"
 	"sluice.dev/sluice/internal/accelerate/sockets"
 	"sluice.dev/sluice/internal/accelerate/xdp"
 	"sluice.dev/sluice/internal/agent"
@@ -74,7 +76,7 @@ kernel parameters that kube-proxy sets.`,
 	o.register(cmd)
 	o.kubeProxy.Register(cmd.Flags())
 	o.cni.register(cmd.Flags())
-	o.accelerate.register(cmd.Flags(), sockets.Name, xdp.Drop)
+	o.accelerate.register(cmd.Flags(), []string{sockets.Name, xdp.Drop}, established.Name)
 	socketFlag(cmd, &o.agent.Socket)
 	fl := cmd.Flags()
 	fl.StringVar(&o.agent.MetricsAddress, "metrics-address", "127.0.0.1:10249", "address to serve Prometheus metrics on; '' to serve none")
@@ -211,6 +213,12 @@ func run(cmd *cobra.Command, o runOptions) error {
 		served, o.agent.Accelerators = accelerated, append(o.agent.Accelerators, accelerated.Status)
 	} else if err := sockets.Withdraw(); err != nil {
 		log.Warn("what an earlier agent left at sockets could not be removed: 'sluice cleanup' removes it", "error", err)
+	}
+	if o.accelerate.has(established.Name) {
+		accelerated := established.Open(served, log)
+		served, o.agent.Accelerators = accelerated, append(o.agent.Accelerators, accelerated.Status)
+	} else if err := established.Withdraw(); err != nil {
+		log.Warn("programs of an earlier agent go on to pass packets on: 'sluice cleanup' removes them", "error", err)
 	}
 	can := base.Capabilities().Can
 	if config.Policy && can&driver.Policy == 0 {
@@ -403,6 +411,9 @@ func setSysctls(log *slog.Logger, o runOptions, offload bool) {
 	want := forwardingSysctls(log, ipv4, ipv6)
 	if offload {
 		want[sysctl.CountPackets] = "1"
+	}
+	if o.accelerate.has(established.Name) {
+		maps.Copy(want, established.Sysctls)
 	}
 	applySysctls(log, sysctl.RecordPath(o.agent.Socket), want)
 }

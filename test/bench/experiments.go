@@ -62,6 +62,7 @@ func Experiments() []harness.Experiment {
 		accelerate.Direct,
 		accelerate.Drop,
 		accelerate.Connection,
+		accelerate.Established,
 		soak.Experiment,
 		hostile.Objects,
 		hostile.Memory,

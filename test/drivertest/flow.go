@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -77,12 +78,18 @@ func (r *run) inject(flow *conn) error {
 	return err
 }
 
-// strays is how many stray segments the driver counts as dropped; -1 if it counts nothing, or has
-// connections in a flow table, which asks for no window and translates what is outside, too.
+// strays is how many stray segments the driver counts as dropped; -1 if it counts nothing, or
+// connections are in a flow table, or connection tracking is told so: then windows are not asked
+// for, and what is outside is translated, too.
 func (r *run) strays() (int, error) {
 	can := r.driver.Capabilities()
 	if can.Counter == nil || can.Offloader != nil {
 		return -1, nil
+	}
+	var liberal string
+	err := r.node.Do(func() (err error) { liberal, err = sysctl.Read(sysctl.AnyWindow); return err })
+	if err != nil || liberal == "1" {
+		return -1, err
 	}
 	drops, err := can.Counter.DropCounts(context.Background())
 	return int(drops[state.DropStray]), err

@@ -17,6 +17,13 @@ const (
 // CountPackets has the packets and bytes of each connection counted that begins from then on.
 const CountPackets = "net.netfilter.nf_conntrack_acct"
 
+// AnyWindow has connection tracking take segments of TCP whatever their numbers, and AnyReset
+// resets.
+const (
+	AnyWindow = "net.netfilter.nf_conntrack_tcp_be_liberal"
+	AnyReset  = "net.netfilter.nf_conntrack_tcp_ignore_invalid_rst"
+)
+
 // TrackedBuckets is the size of the hash table of connections. The kernel has it set from the
 // machine's first network namespace alone.
 const TrackedBuckets = "net.netfilter.nf_conntrack_buckets"

@@ -288,6 +288,15 @@ type Sink struct{ Counter }
 
 // NewSink puts a Sink on a device of ns.
 func NewSink(ns *netns.NS, device string) (*Sink, error) {
+	return newSink(ns, device, ebpf.AttachTCXEgress)
+}
+
+// NewEnd is NewSink for packets that arrive by a device, also for those that were never its frames.
+func NewEnd(ns *netns.NS, device string) (*Sink, error) {
+	return newSink(ns, device, ebpf.AttachTCXIngress)
+}
+
+func newSink(ns *netns.NS, device string, at ebpf.AttachType) (*Sink, error) {
 	s := &Sink{}
 	l, err := ns.LinkByName(device)
 	if err != nil {
@@ -297,11 +306,11 @@ func NewSink(ns *netns.NS, device string) (*Sink, error) {
 		return nil, fmt.Errorf("load packet counter: %w", err)
 	}
 	err = ns.Do(func() (err error) {
-		s.hold, err = link.AttachTCX(link.TCXOptions{Program: s.objs.Sink, Attach: ebpf.AttachTCXEgress, Interface: l.Attrs().Index})
+		s.hold, err = link.AttachTCX(link.TCXOptions{Program: s.objs.Sink, Attach: at, Interface: l.Attrs().Index})
 		return err
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("count packets that leave by %s (needs Linux 6.6): %w", device, err), s.objs.Close())
+		return nil, errors.Join(fmt.Errorf("count packets at %s (needs Linux 6.6): %w", device, err), s.objs.Close())
 	}
 	return s, nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice.dev/sluice/internal/accelerate/established"
 	"sluice.dev/sluice/internal/accelerate/sockets"
 	"sluice.dev/sluice/internal/compile"
 	"sluice.dev/sluice/internal/driver"
@@ -45,6 +46,7 @@ const (
 	IptablesNft    Mode = "iptables nft"
 	AtSocket       Mode = "at the socket" // nftables, accelerated
 	SocketsAlone   Mode = "sockets alone" // for the time that their maps take: nothing serves packets
+	Established    Mode = "established"   // so is this
 )
 
 // Name is how results name the mode.
@@ -61,10 +63,13 @@ func (m Mode) open(o driver.Options) (driver.Driver, error) {
 	switch m {
 	case SocketsAlone:
 		return sockets.Open(drivertest.Nothing(), o.Log), nil
-	case "", AtSocket:
+	case "", AtSocket, Established:
 		d, err := nftables.Open(nftables.Options{Options: o})
 		if m == "" || err != nil {
 			return d, err
+		}
+		if m == Established {
+			return established.Open(d, o.Log), nil
 		}
 		return sockets.Open(d, o.Log), nil
 	case IptablesNft:

@@ -29,6 +29,26 @@ func NewPods(prefix string, pods int) (*Testbed, error) {
 	return l, nil
 }
 
+// Outside has the client of a node with pods be no pod, but the host with this address, behind an
+// interface of the node's own.
+func (l *Testbed) Outside(a netip.Addr) error {
+	if err := errors.Join(addAddr(l.Node, NodeIn, netip.MustParsePrefix("172.16.0.1/24")), link(l.Node, NodeIn, a, l.Client, Uplink)); err != nil {
+		return err
+	}
+	if err := addAddr(l.Client, Uplink, netip.PrefixFrom(a, a.BitLen())); err != nil {
+		return err
+	}
+	dev, err := l.Client.LinkByName(Uplink)
+	if err != nil {
+		return err
+	}
+	everything, err := netlink.ParseIPNet("0.0.0.0/0")
+	if err != nil {
+		return err
+	}
+	return l.Client.RouteReplace(&netlink.Route{LinkIndex: dev.Attrs().Index, Dst: everything, Gw: gateway.AsSlice(), Src: a.AsSlice()})
+}
+
 func (l *Testbed) wirePods(pods int) error {
 	for i := range pods {
 		ns, far, near := l.rest, fmt.Sprintf("pod%d", i), fmt.Sprintf("pod%d", i)

@@ -24,7 +24,7 @@
             allowPrivilegeEscalation: false
             capabilities:
               drop: [ALL]
-              add: [NET_ADMIN{{ if has "sockets" .Values.accelerate }}, BPF, PERFMON, SYS_ADMIN, SYS_PTRACE{{ end }}{{ if or .Values.addresses.enabled (has .Values.mode (list "iptables" "auto")) }}, NET_RAW{{ end }}{{ if or .Values.fabric.bgp.enabled (has .Values.mode (list "userspace" "auto")) }}, NET_BIND_SERVICE{{ end }}]
+              add: [NET_ADMIN{{ if .Values.accelerate }}, BPF, PERFMON{{ end }}{{ if has "sockets" .Values.accelerate }}, SYS_ADMIN, SYS_PTRACE{{ end }}{{ if or .Values.addresses.enabled (has .Values.mode (list "iptables" "auto")) }}, NET_RAW{{ end }}{{ if or .Values.fabric.bgp.enabled (has .Values.mode (list "userspace" "auto")) }}, NET_BIND_SERVICE{{ end }}]
             seccompProfile:
               type: RuntimeDefault
             {{- end }}
@@ -51,9 +51,11 @@
             - name: cni-conf
               mountPath: {{ .Values.cni.confDir }}
             {{- end }}
-            {{- if has "sockets" .Values.accelerate }}
+            {{- if .Values.accelerate }}
             - name: bpf
               mountPath: /sys/fs/bpf
+            {{- end }}
+            {{- if has "sockets" .Values.accelerate }}
             - name: cgroup
               mountPath: /sys/fs/cgroup
               readOnly: true

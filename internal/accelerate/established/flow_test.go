@@ -1,0 +1,240 @@
+package established_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice.dev/sluice/internal/accelerate/established"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/kernel/sysctl"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
+)
+
+// node is a node with two pods, and a machine outside, which reaches it by a wire and by a tunnel
+// on that. Each address of a service leads to the server.
+type node struct {
+	*testing.T
+	host, client, server, outside *world.Host
+	driver                        driver.Driver
+	fast                          *established.Driver // nil: there is none
+	want                          *state.State
+}
+
+// services are the addresses at which the server is asked.
+var (
+	services = []string{"198.51.100.1:80", "[2001:db8:1::1]:80"}
+	bulk     = []string{"198.51.100.1:81", "[2001:db8:1::1]:81"}
+)
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	t.Parallel()
+	world.MountBPF(t)
+	n := &node{T: t, host: world.NewHost(t, "node"), outside: world.NewHost(t, "outside"), want: state.New()}
+	n.host.Forward()
+	n.client = world.NewPod(n.host, "client", "10.1.0.1", "fd00:1::1")
+	n.server = world.NewPod(n.host, "server", "10.1.0.2", "fd00:1::2")
+	n.host.Join("eth0", n.outside, "eth0")
+	n.host.Address("eth0", "192.0.2.1/24", "2001:db8::1/64")
+	n.outside.Address("eth0", "192.0.2.9/24", "2001:db8::9/64")
+	n.outside.Gateway("192.0.2.1", "2001:db8::1")
+	n.server.Serve("server", "10.1.0.2:80", "[fd00:1::2]:80")
+	for i, at := range append(services, bulk...) {
+		to := netip.MustParseAddrPort(at)
+		server := netip.AddrPortFrom(netip.MustParseAddr([]string{"10.1.0.2", "fd00:1::2"}[i%2]), to.Port())
+		for _, p := range []model.Protocol{model.TCP, model.UDP} {
+			all := []netip.AddrPort{server}
+			n.want.Services.Frontends[state.FrontendKey{Addr: to.Addr(), Protocol: p, Port: to.Port()}] = &state.Frontend{Backends: all, Alive: all, Serving: all}
+		}
+	}
+	n.want.Policy = nil
+	n.host.In(func() error { // for all of the test
+		_, err := sysctl.Set(filepath.Join(t.TempDir(), "sysctls"), established.Sysctls)
+		return err
+	})
+	t.Cleanup(func() {
+		if n.driver != nil {
+			_ = n.driver.Close()
+		}
+		n.host.In(established.Withdraw)
+	})
+	return n
+}
+
+// open has a process go on in the place of the one before, with the program or without.
+func (n *node) open(accelerated bool) {
+	n.Helper()
+	if n.driver != nil {
+		if err := n.driver.Close(); err != nil {
+			n.Fatal(err)
+		}
+	}
+	n.host.In(func() error {
+		base, err := nftables.Open(nftables.Options{})
+		n.driver, n.fast = base, nil
+		if err != nil || !accelerated {
+			return errors.Join(err, established.Withdraw())
+		}
+		n.fast = established.Open(base, slog.New(slog.DiscardHandler))
+		n.driver = n.fast
+		return nil
+	})
+	p, err := n.driver.Adopt(n.Context(), n.want.Clone(), driver.Keep{})
+	if err == nil {
+		err = p.Apply(n.Context())
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	if n.fast != nil {
+		if s := n.fast.Status(); s.Off != "" {
+			n.Fatal(s.Off)
+		}
+	}
+}
+
+// TestToggled has the program come and go while clients ask, over connections that stay open and by
+// new ones.
+func TestToggled(t *testing.T) {
+	n := newNode(t)
+	n.open(true)
+	var over atomic.Bool
+	var asked atomic.Int64
+	var clients sync.WaitGroup
+	for _, from := range []*world.Host{n.client, n.outside} {
+		for _, network := range []string{"tcp", "udp"} {
+			for _, at := range append([]string{"10.1.0.2:80", "[fd00:1::2]:80"}, services...) {
+				clients.Go(func() {
+					c, err := from.Dial(network, "", at, world.Patience)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					defer func() { _ = c.Close() }()
+					for !over.Load() {
+						if _, err := world.Exchange(c, world.Patience); err != nil {
+							t.Errorf("%s, %s, over a connection that was open: %v", network, at, err)
+							return
+						}
+						asked.Add(1)
+					}
+				})
+				clients.Go(func() {
+					for !over.Load() {
+						if _, err := from.Ask(network, "", at, world.Patience); err != nil {
+							t.Errorf("%s, %s: %v", network, at, err)
+							return
+						}
+					}
+				})
+			}
+		}
+	}
+	var taken uint64
+	for i := range 9 {
+		n.open(i%2 == 0)
+		before := asked.Load()
+		for end := time.Now().Add(world.Patience); asked.Load() < before+2000; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) || t.Failed() {
+				t.Fatalf("%d requests were answered", asked.Load()-before)
+			}
+		}
+		if n.fast != nil {
+			taken += n.fast.Taken()
+		}
+	}
+	over.Store(true)
+	clients.Wait()
+	if taken < 5000 {
+		t.Errorf("the program took %d packets", taken)
+	}
+}
+
+// TestBulk has both ends send as much as they can, and nothing of it be wrong: segments that are
+// to be cut yet, checksums that are complete, left to a device, or summed up by one, as behind a
+// tunnel.
+func TestBulk(t *testing.T) {
+	n := newNode(t)
+	for host, other := range map[*world.Host]string{n.host: "192.0.2.9", n.outside: "192.0.2.1"} {
+		host.IP("link add vx type vxlan id 7 dstport 4789 remote "+other+" udpcsum dev eth0", "link set vx up mtu 1450")
+	}
+	n.host.Address("vx", "203.0.113.1/24", "2001:db8:2::1/64")
+	n.outside.Address("vx", "203.0.113.9/24", "2001:db8:2::9/64")
+	n.open(true)
+	for _, offload := range []bool{true, false} {
+		n.outside.Feature("eth0", "tx-checksum-ip-generic", offload)
+		n.outside.Feature("vx", "tx-checksum-ip-generic", offload)
+		for name, from := range map[string]struct {
+			host    *world.Host
+			sources []string
+		}{
+			"a pod": {n.client, []string{"", ""}}, "a wire": {n.outside, []string{"192.0.2.9", "2001:db8::9"}}, "a tunnel": {n.outside, []string{"203.0.113.9", "2001:db8:2::9"}},
+		} {
+			for i, at := range append([]string{"10.1.0.2:81", "[fd00:1::2]:81"}, bulk...) {
+				t.Run(fmt.Sprintf("from %s to %s, checksums left to devices: %v", name, at, offload), func(t *testing.T) {
+					if source := from.sources[i%2]; name == "a tunnel" {
+						n.host.IP(fmt.Sprintf("route replace %s dev vx", source))
+						n.outside.IP(fmt.Sprintf("route replace %s via %s", netip.MustParseAddrPort(at).Addr(), []string{"203.0.113.1", "2001:db8:2::1"}[i%2]))
+					}
+					before := n.fast.Taken()
+					n.copies(t, from.host, from.sources[i%2], at)
+					if taken := n.fast.Taken() - before; taken < 100 {
+						t.Errorf("the program took %d packets; %+v", taken, n.fast.Status())
+					}
+				})
+			}
+		}
+	}
+}
+
+// copies sends bytes to the server that sends them back.
+func (n *node) copies(t *testing.T, from *world.Host, source, at string) {
+	t.Helper()
+	to := netip.MustParseAddrPort(at)
+	listen := "10.1.0.2:81"
+	if to.Addr().Is6() {
+		listen = "[fd00:1::2]:81"
+	}
+	var l net.Listener
+	n.server.In(func() (err error) { l, err = net.Listen("tcp", listen); return err })
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.Copy(c, c)
+	}()
+	c, err := from.Dial("tcp", source, at, world.Patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(world.Patience))
+	sent := make([]byte, 4<<20)
+	random := rand.NewChaCha8([32]byte{})
+	_, _ = random.Read(sent)
+	go func() {
+		_, _ = c.Write(sent)
+		_ = c.(*net.TCPConn).CloseWrite()
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil || !bytes.Equal(got, sent) {
+		t.Errorf("%d bytes of %d came back, the same: %v; %v", len(got), len(sent), bytes.Equal(got, sent), err)
+	}
+}

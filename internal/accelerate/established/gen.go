@@ -1,0 +1,3 @@
+package established
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cflags "-O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu" -type device bpf established.bpf.c
