@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	"sluice.dev/sluice/internal/accelerate/xdp"
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/harness"
@@ -114,7 +115,12 @@ func (d direct) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, err
 			return nil, errors.Join(err, s.Close())
 		}
 	}
-	return &peer.Loaded{Close: s.Close}, nil
+	return &peer.Loaded{Close: ending(l, s)}, nil
+}
+
+// ending ends a balancer, and the program that would outlast it and the testbed.
+func ending(l *testbed.Testbed, s *peer.FarmServer) func() error {
+	return func() error { return errors.Join(s.Close(), l.Node.Do(xdp.Remove)) }
 }
 
 // dropAll has a program drop what arrives.

@@ -72,7 +72,7 @@ func (d listed) Load(ctx context.Context, l *testbed.Testbed) (*peer.Loaded, err
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	end := func() error { return errors.Join(s.Close(), os.Remove(file)) }
+	end := func() error { return errors.Join(ending(l, s)(), os.Remove(file)) }
 	all.Policies = []peer.FarmPolicy{{Name: "bad", Type: "blacklist", Feed: map[string]string{"file": file}}}
 	all.Farms[0].Verdict, all.Farms[0].Policies = "drop", []peer.FarmPolicyName{{Name: "bad"}}
 	if _, err := s.Call(ctx, http.MethodPost, "/farms", all); err != nil {
