@@ -208,7 +208,8 @@ func TestAccelerateValue(t *testing.T) {
 		flag            string
 		folders, rights int
 	}{
-		`[]`:                         {"", 0, 1},
+		`[]`:                         {"", 1, 1},
+		`["drop"]`:                   {"--accelerate=drop", 1, 3},
 		`["sockets"]`:                {"--accelerate=sockets", 3, 5},
 		`["established"]`:            {"--accelerate=established", 1, 3},
 		`["sockets", "established"]`: {"--accelerate=sockets,established", 3, 5},

@@ -26,10 +26,12 @@ type bpfEndpoint struct {
 }
 
 type bpfFound struct {
-	_   structs.HostLayout
-	As  bpfTranslation
-	Pid uint32
-	Fd  uint32
+	_      structs.HostLayout
+	Cookie uint64
+	As     bpfTranslation
+	Pid    uint32
+	Fd     uint32
+	Unused uint32
 }
 
 type bpfFrontend struct {
@@ -77,6 +79,7 @@ const (
 	bpfProgRelease      = "release"
 	bpfProgSendmsg4     = "sendmsg4"
 	bpfProgSendmsg6     = "sendmsg6"
+	bpfVarRefused       = "refused"
 	bpfVarUnused        = "unused"
 )
 
@@ -150,7 +153,8 @@ type bpfMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
-	Unused *ebpf.VariableSpec `ebpf:"unused"`
+	Refused *ebpf.VariableSpec `ebpf:"refused"`
+	Unused  *ebpf.VariableSpec `ebpf:"unused"`
 }
 
 // bpfObjects contains all objects after they have been loaded into the kernel.
@@ -196,7 +200,8 @@ func (m *bpfMaps) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
-	Unused *ebpf.Variable `ebpf:"unused"`
+	Refused *ebpf.Variable `ebpf:"refused"`
+	Unused  *ebpf.Variable `ebpf:"unused"`
 }
 
 // bpfPrograms contains all programs after they have been loaded into the kernel.

@@ -69,12 +69,13 @@ func (e *ender) pass() error {
 		}
 	})
 	for _, f := range stale {
-		if err := f.moveOn(); err != nil {
+		if wrong := f.moveOn(); wrong != nil {
+			err = errors.Join(err, wrong)
 			e.d.log.Warn("a socket stays connected to an endpoint that is gone", "pid", f.Pid,
-				"service", f.As.Service.addrPort(), "endpoint", f.As.Backend.addrPort(), "error", err)
+				"service", f.As.Service.addrPort(), "endpoint", f.As.Backend.addrPort(), "error", wrong)
 		}
 	}
-	return nil
+	return err
 }
 
 // files are the open files of all processes that are translated sockets.
@@ -140,13 +141,15 @@ func (f bpfFound) moveOn() error {
 		return unlessGone(err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	peer, err := unix.Getpeername(fd)
-	service := f.As.Service.addrPort()
-	switch {
-	case err != nil || addrPortOf(peer) != service:
-		return nil // the file has another number now, or the socket another peer
-	case f.As.Service.Protocol == uint16(model.UDP):
-		return unix.Connect(fd, like(peer, service))
+	if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != f.Cookie {
+		return err // the number is another file's now
+	}
+	if f.As.Service.Protocol == uint16(model.UDP) {
+		domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		if err != nil {
+			return err
+		}
+		return unix.Connect(fd, sockaddr(domain, f.As.Service.addrPort()))
 	}
 	// To connect to no address resets the connection. In some kernels it cannot be done while a
 	// thread waits for the socket.
@@ -164,21 +167,23 @@ func unlessGone(err error) error {
 	return err
 }
 
-// addrPortOf is the address and port of a peer; IPv4 as such, whatever the socket.
-func addrPortOf(peer unix.Sockaddr) netip.AddrPort {
-	switch a := peer.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
-	}
-	return netip.AddrPort{}
-}
-
-// like is an address and port as a socket takes it that has a peer like this one.
-func like(peer unix.Sockaddr, to netip.AddrPort) unix.Sockaddr {
-	if _, is4 := peer.(*unix.SockaddrInet4); is4 {
+// sockaddr is an address and port as a socket of a domain takes it.
+func sockaddr(domain int, to netip.AddrPort) unix.Sockaddr {
+	if domain == unix.AF_INET {
 		return &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
 	}
 	return &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
+}
+
+// mayMoveSockets returns an error unless this process may fetch sockets from others: where it may
+// not, they would stay at endpoints that are gone.
+func mayMoveSockets() error {
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	if data[0].Effective&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		return errors.New("it needs CAP_SYS_PTRACE, to move sockets on whose endpoint goes")
+	}
+	return nil
 }

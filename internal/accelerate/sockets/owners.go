@@ -46,6 +46,7 @@ type owner struct {
 	cookie   uint64
 	clusters []netip.Prefix // where pods had their addresses when it was found
 	found    time.Time
+	looked   time.Time
 }
 
 // Without a sign of a new one, pods are looked for from time to time: nothing tells that a pod has
@@ -54,6 +55,7 @@ type owner struct {
 const (
 	lookEvery      = 5 * time.Second
 	lookYoungEvery = time.Second
+	lookOldEvery   = 30 * time.Second
 	young          = 5 * time.Minute
 )
 
@@ -68,8 +70,16 @@ func watchOwners(ctx context.Context, d *Driver) (*owners, error) {
 		cancel()
 		return nil, err
 	}
+	var addrs <-chan []netip.Prefix
+	if !d.Driver.Capabilities().AtInput { // where it is, services' addresses are the node's for its sake
+		if addrs, err = link.WatchAddresses(ctx, d.log); err != nil {
+			cancel()
+			return nil, err
+		}
+		d.own(<-addrs)
+	}
 	o := &owners{d: d, own: own, cancel: cancel, ended: make(chan struct{}), again: wake.New(), pods: map[string]owner{}}
-	go o.run(ctx, links)
+	go o.run(ctx, links, addrs)
 	return o, nil
 }
 
@@ -78,9 +88,10 @@ func (o *owners) wait() {
 	<-o.ended
 }
 
-func (o *owners) run(ctx context.Context, links <-chan model.Links) {
+func (o *owners) run(ctx context.Context, links <-chan model.Links, addrs <-chan []netip.Prefix) {
 	defer close(o.ended)
 	for ctx.Err() == nil {
+		o.d.mend()
 		pause := lookEvery
 		if o.look() {
 			pause = lookYoungEvery
@@ -88,6 +99,10 @@ func (o *owners) run(ctx context.Context, links <-chan model.Links) {
 		select {
 		case <-ctx.Done():
 		case <-links:
+		case now, is := <-addrs:
+			if is {
+				o.d.own(now)
+			}
 		case <-time.After(pause):
 		case <-o.again:
 		}
@@ -158,7 +173,11 @@ func (o *owners) look() (some bool) {
 	for path, id := range namespaces() {
 		p, known := before[path]
 		known = known && p.id == id && slices.Equal(p.clusters, clusters)
-		if !known || time.Since(p.found) < young {
+		pause := lookYoungEvery
+		if time.Since(p.found) > young {
+			pause = lookOldEvery
+		}
+		if !known || time.Since(p.looked) >= pause {
 			cookie, is, err := o.pod(path, clusters)
 			if now, _ := netns.IDOf(path); now != id {
 				continue // it has gone meanwhile
@@ -172,10 +191,11 @@ func (o *owners) look() (some bool) {
 				continue
 			}
 			if !known {
-				p = owner{id, cookie, clusters, time.Now()}
+				p = owner{id: id, cookie: cookie, clusters: clusters, found: time.Now()}
 			}
-			some = true
+			p.looked = time.Now()
 		}
+		some = some || time.Since(p.found) < young
 		pods[path], served[p.cookie] = p, true
 	}
 	o.mu.Lock()

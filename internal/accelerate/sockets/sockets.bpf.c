@@ -10,6 +10,7 @@
 #include <linux/in.h>
 #include <linux/types.h>
 #include <stdbool.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -74,10 +75,27 @@ KEEP(BPF_MAP_TYPE_HASH, servings, struct serving, __u8, 1 << 18);
 KEEP(BPF_MAP_TYPE_HASH, connected, __u64, struct translation, 1 << 18);
 KEEP(BPF_MAP_TYPE_SK_STORAGE, unconnected, int, struct asked, 0);
 
+struct upid {
+	int nr;
+} __attribute__((preserve_access_index));
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+} __attribute__((preserve_access_index));
+
 struct task_struct {
 	unsigned int flags;
-	int tgid;
+	struct task_struct *group_leader;
+	struct pid *thread_pid;
 } __attribute__((preserve_access_index));
+
+struct sock {
+	__u8 sk_kern_sock : 1;
+} __attribute__((preserve_access_index));
+
+// Connections for which there was no room here.
+__u64 refused;
 
 static __always_inline bool same(const struct endpoint *a, const struct endpoint *b)
 {
@@ -112,8 +130,19 @@ static __always_inline void set6(struct bpf_sock_addr *ctx, const struct endpoin
 	ctx->user_port = e->port;
 }
 
-// asks returns what the socket asks for; NULL: nothing that is served here. The kernel's own
-// sockets, as of network file systems, are not: their address would change for good.
+// ofKernel reports whether the socket is the kernel's own, as that of a network file system or of a
+// path of MPTCP: its address would change for good, and nobody tells when it is closed.
+static __always_inline bool ofKernel(struct bpf_sock_addr *ctx)
+{
+	if (bpf_get_current_task_btf()->flags & PF_KTHREAD)
+		return true;
+	if (ctx->protocol != IPPROTO_TCP)
+		return false;
+	struct sock *sk = (struct sock *)bpf_skc_to_tcp_sock(ctx->sk);
+	return sk && BPF_CORE_READ_BITFIELD(sk, sk_kern_sock);
+}
+
+// asks returns what the socket asks for; NULL: nothing that is served here.
 static __always_inline struct frontend *asks(struct bpf_sock_addr *ctx, const struct endpoint *e)
 {
 	__u64 namespace = bpf_get_netns_cookie(ctx);
@@ -121,9 +150,7 @@ static __always_inline struct frontend *asks(struct bpf_sock_addr *ctx, const st
 	if (!bpf_map_lookup_elem(&namespaces, &namespace))
 		return NULL;
 	struct frontend *f = bpf_map_lookup_elem(&frontends, e);
-	if (!f || bpf_get_current_task_btf()->flags & PF_KTHREAD)
-		return NULL;
-	return f;
+	return f && !ofKernel(ctx) ? f : NULL;
 }
 
 // choose returns one of a frontend's endpoints; NULL in the midst of a change.
@@ -143,13 +170,14 @@ static __always_inline bool connect(struct bpf_sock_addr *ctx, struct endpoint *
 	__u64 cookie = bpf_get_socket_cookie(ctx);
 
 	if (!to) {
-		if (e->protocol == IPPROTO_UDP)
-			bpf_map_delete_elem(&connected, &cookie); // what it was connected to before
+		bpf_map_delete_elem(&connected, &cookie); // what it was connected to before
 		return false;
 	}
 	struct translation t = { f->id, *e, *to };
-	if (bpf_map_update_elem(&connected, &cookie, &t, BPF_ANY))
+	if (bpf_map_update_elem(&connected, &cookie, &t, BPF_ANY)) {
+		__sync_fetch_and_add(&refused, 1);
 		return false;
+	}
 	*e = *to;
 	return true;
 }
@@ -183,6 +211,19 @@ static __always_inline bool serves(const struct translation *t)
 	return bpf_map_lookup_elem(&servings, &s);
 }
 
+// forget has answers of an endpoint come from itself that the socket asks by its own address now.
+static __always_inline void forget(struct bpf_sock_addr *ctx, const struct endpoint *e)
+{
+	struct asked *a = bpf_sk_storage_get(&unconnected, ctx->sk, NULL, 0);
+
+	if (!a)
+		return;
+#pragma unroll
+	for (int i = 0; i < ASKED; i++)
+		if (same(&a->of[i].backend, e))
+			__builtin_memset(&a->of[i], 0, sizeof(a->of[i]));
+}
+
 // send is connect for a datagram of a socket that is not connected: all that it sends to a service
 // goes to one endpoint while that serves.
 static __always_inline bool send(struct bpf_sock_addr *ctx, struct endpoint *e)
@@ -190,8 +231,17 @@ static __always_inline bool send(struct bpf_sock_addr *ctx, struct endpoint *e)
 	struct frontend *f = asks(ctx, e);
 	struct translation *t = NULL;
 
-	if (!f)
+	if (!f) {
+		forget(ctx, e);
 		return false;
+	}
+	__u64 cookie = bpf_get_socket_cookie(ctx);
+	t = bpf_map_lookup_elem(&connected, &cookie);
+	if (t && same(&t->service, e)) { // answers from elsewhere would not reach it
+		*e = t->backend;
+		return true;
+	}
+	t = NULL;
 	struct asked *a = bpf_sk_storage_get(&unconnected, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!a)
 		return false;
@@ -323,7 +373,6 @@ int release(struct bpf_sock *ctx)
 }
 
 // What the program below reads of the kernel; its BTF says where it is.
-struct sock;
 struct file;
 
 struct socket {
@@ -345,10 +394,25 @@ struct bpf_iter__task_file {
 
 // A socket that was translated, as user space reads it.
 struct found {
+	__u64 cookie;
 	struct translation as;
-	__u32 pid;
+	__u32 pid; // in the reader's process namespace
 	__u32 fd;
+	__u32 unused;
 };
+
+// numbered returns a process's number in the namespace of this one.
+static __always_inline __u32 numbered(struct task_struct *task)
+{
+	__u32 level = bpf_get_current_task_btf()->thread_pid->level, nr = 0;
+	struct pid *pid = task->group_leader->thread_pid;
+
+	if (!pid || pid->level < level)
+		return 0;
+	void *at = (void *)pid + bpf_core_field_offset(struct pid, numbers) + level * bpf_core_type_size(struct upid);
+	bpf_probe_read_kernel(&nr, sizeof(nr), at + bpf_core_field_offset(struct upid, nr));
+	return nr;
+}
 
 const struct found *unused __attribute__((unused)); // so that its type is in the object
 
@@ -368,7 +432,7 @@ int list(struct bpf_iter__task_file *ctx)
 	struct translation *t = bpf_map_lookup_elem(&connected, &cookie);
 	if (!t)
 		return 0;
-	struct found f = { .as = *t, .pid = task->tgid, .fd = ctx->fd };
+	struct found f = { .cookie = cookie, .as = *t, .pid = numbered(task), .fd = ctx->fd };
 	bpf_seq_write(ctx->meta->seq, &f, sizeof(f));
 	return 0;
 }

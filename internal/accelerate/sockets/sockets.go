@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -48,14 +49,18 @@ type Driver struct {
 	usable   map[state.FrontendKey][]netip.AddrPort // endpoints to which sockets may stay connected
 	table    *table                                 // nil: what the maps hold is not known
 	why      string                                 // it is off
-	unserved int                                    // frontends for which there is no room
+	unserved map[state.FrontendKey]struct{}         // those for which there is no room
+	instead  string                                 // why nothing is served here, though it could be
+	local    map[netip.Addr]bool                    // addresses of the node
+	adopted  bool
+	purged   bool
 }
 
 // Open gives a driver this accelerator, in the calling thread's network namespace, where the driver
 // has to be. Where the kernel or the rights do not suffice it is off, and Status says why. log
 // receives what happens in the background.
 func Open(of driver.Driver, log *slog.Logger) *Driver {
-	d := &Driver{Driver: of, log: log.With("accelerator", Name), stop: func() {}, usable: map[state.FrontendKey][]netip.AddrPort{}}
+	d := &Driver{Driver: of, log: log.With("accelerator", Name), stop: func() {}, usable: map[state.FrontendKey][]netip.AddrPort{}, unserved: map[state.FrontendKey]struct{}{}}
 	if err := d.open(); err != nil {
 		d.why = bpf.Missing(err)
 		d.release()
@@ -73,6 +78,9 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	if d.folder, err = bpf.Own(Name); err != nil {
+		return err
+	}
+	if err := mayMoveSockets(); err != nil {
 		return err
 	}
 	group, err := bpf.Cgroup()
@@ -175,7 +183,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.owners != nil {
-		d.table = nil
+		d.table, d.purged = nil, true
 		d.owners.serve(false)
 	}
 	return errors.Join(d.folder.Remove(), d.Driver.Purge(ctx))
@@ -233,8 +241,16 @@ func (d *Driver) Status() driver.Accelerator {
 	if d.why != "" {
 		return s
 	}
-	if s.Note = d.owners.note(); d.unserved > 0 {
-		s.Note += fmt.Sprintf("; %s found no room, and are served in packets", model.Count(d.unserved, "frontend"))
+	s.Note = d.owners.note()
+	if d.instead != "" {
+		s.Note = "nothing is served at the socket: " + d.instead
+	}
+	if n := len(d.unserved); n > 0 {
+		s.Note += fmt.Sprintf("; %s found no room, and are served in packets", model.Count(n, "frontend"))
+	}
+	var refused uint64
+	if err := d.maps.Refused.Get(&refused); err == nil && refused > 0 {
+		s.Note += fmt.Sprintf("; %s of sockets found no room, and went in packets", model.Count(int(refused), "connection"))
 	}
 	return s
 }
@@ -293,7 +309,7 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if err != nil {
 		return nil, err
 	}
-	if delta.Services.Settings != nil {
+	if delta.Services.Settings != nil || len(delta.Policy.Hosts) > 0 {
 		return &plan{p, d, d.adopt}, nil
 	}
 	return &plan{p, d, func() { d.follow(delta.Services.Frontends) }}, nil
@@ -321,6 +337,10 @@ func (d *Driver) adopt() {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.purged {
+		return
+	}
+	d.adopted = true
 	t, err := openTable(&d.maps.bpfMaps)
 	if err != nil {
 		d.fail(err)
@@ -332,21 +352,20 @@ func (d *Driver) adopt() {
 		if s.Services == nil {
 			return
 		}
+		d.instead = inPackets(s)
 		for k, f := range s.Services.Frontends {
 			d.usable[k] = usable(k, f)
-			if served(s.Services, k) {
+			if d.served(s.Services, k) {
 				want[k] = f
 			}
 		}
 	})
 	var c change
 	known := make(map[bpfEndpoint]bool, len(want))
-	d.unserved = 0
+	clear(d.unserved)
 	for k, f := range want {
 		known[frontendAt(k)] = true
-		if !t.set(k, f, &c) {
-			d.unserved++
-		}
+		d.set(t, k, f, &c)
 	}
 	for at := range t.frontends {
 		if !known[at] {
@@ -370,7 +389,7 @@ func (d *Driver) follow(changed map[state.FrontendKey]*state.Frontend) {
 	d.Held(func(s *state.State) {
 		for k := range changed {
 			f := s.Services.Frontends[k]
-			if now[k] = nil; served(s.Services, k) {
+			if now[k] = nil; d.served(s.Services, k) {
 				now[k] = f
 			}
 			before, after := d.usable[k], usable(k, f)
@@ -382,13 +401,46 @@ func (d *Driver) follow(changed map[state.FrontendKey]*state.Frontend) {
 	})
 	var c change
 	for k, f := range now {
-		if !d.table.set(k, f, &c) {
-			d.unserved++
-		}
+		d.set(d.table, k, f, &c)
 	}
 	d.write(d.table, &c)
 	if left {
 		d.ender.look()
+	}
+}
+
+// set has a frontend be served as f says, if there is room for it.
+func (d *Driver) set(t *table, k state.FrontendKey, f *state.Frontend, c *change) {
+	if t.set(k, f, c) {
+		delete(d.unserved, k)
+	} else {
+		d.unserved[k] = struct{}{}
+	}
+}
+
+// own says which addresses the node has itself.
+func (d *Driver) own(addrs []netip.Prefix) {
+	now := make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		now[a.Addr()] = true
+	}
+	d.mu.Lock()
+	changed := !maps.Equal(d.local, now)
+	d.local = now
+	adopted := d.adopted
+	d.mu.Unlock()
+	if changed && adopted {
+		d.adopt()
+	}
+}
+
+// mend tries again what has failed.
+func (d *Driver) mend() {
+	d.mu.Lock()
+	failed := d.adopted && d.table == nil
+	d.mu.Unlock()
+	if failed {
+		d.adopt()
 	}
 }
 
@@ -407,12 +459,31 @@ func (d *Driver) fail(err error) {
 	d.log.Warn("services are served in packets alone", "error", err)
 }
 
+// inPackets says why all services are to be served in packets; "": they need not. Policies that
+// judge what comes before translation name services' addresses.
+func inPackets(s *state.State) string {
+	if s.Services.Settings.MasqueradeAll {
+		return "every connection to a service is masqueraded"
+	}
+	if s.Policy != nil {
+		for _, h := range s.Policy.Hosts {
+			if h.PreDNAT != "" || h.UntrackedIn != "" || h.UntrackedOut != "" {
+				return "host endpoint " + h.Name + " has policies that judge packets before they are translated"
+			}
+		}
+	}
+	return ""
+}
+
 // served reports whether sockets can have a frontend's endpoints. A client's address is known only
 // when its first packet leaves; and whom nftables remembers by session affinity, nobody else knows.
-// Where a client is not to learn an endpoint's address, every connection is masqueraded.
-func served(s *state.Services, k state.FrontendKey) bool {
+// A service's address that is the node's own is another program's that listens there.
+func (d *Driver) served(s *state.Services, k state.FrontendKey) bool {
 	f := s.Frontends[k]
-	return f != nil && len(f.Backends) > 0 && f.Affinity == 0 && len(f.SourceRanges) == 0 && !s.Settings.MasqueradeAll &&
+	if d.instead != "" || f != nil && f.Kind != state.NodePort && d.local[k.Addr] {
+		return false
+	}
+	return f != nil && len(f.Backends) > 0 && f.Affinity == 0 && len(f.SourceRanges) == 0 &&
 		cmp.Or(k.Protocol == model.TCP, k.Protocol == model.UDP)
 }
 

@@ -331,6 +331,107 @@ func TestFlows(t *testing.T) {
 	count(0)
 }
 
+// A connection that is still being made to an endpoint that goes is reset, so that its program can
+// try again.
+func TestEndpointGoesBeforeItAnswers(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.server.Exec("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in tcp dport 80 drop")
+	n.serve(vip4, "10.1.0.2:80")
+	s := n.socket(n.client, unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK)
+	if err := unix.Connect(s, sockaddr(unix.AF_INET, vip4)); !errors.Is(err, unix.EINPROGRESS) {
+		t.Fatal(err)
+	}
+	n.change(vip4, func(f *state.Frontend) {
+		f.Backends = []netip.AddrPort{netip.MustParseAddrPort("10.1.0.3:80")}
+		f.Alive, f.Serving = f.Backends, f.Backends
+	})
+	if got, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || got != int(unix.ECONNRESET) {
+		t.Errorf("the socket's error is %v, %v; want that it is reset", unix.Errno(got), err)
+	}
+}
+
+// A socket of UDP that is connected to a service gets answers from the same endpoint also where it
+// names the service again; and an endpoint that it asks by itself answers as itself.
+func TestDatagramsOfOneSocket(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80", "10.1.0.3:80")
+	for range 10 {
+		s := n.socket(n.client, unix.AF_INET, unix.SOCK_DGRAM)
+		n.must(unix.Connect(s, sockaddr(unix.AF_INET, vip4)))
+		n.exchange(s, unix.AF_INET, vip4)
+	}
+	s := n.socket(n.client, unix.AF_INET, unix.SOCK_DGRAM)
+	server := n.exchange(s, unix.AF_INET, vip4)
+	n.exchange(s, unix.AF_INET, server)
+	n.exchange(s, unix.AF_INET, vip4)
+}
+
+// Paths of MPTCP are sockets of the kernel's, which nobody tells of when they are closed.
+func TestMPTCP(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	var s int
+	n.client.In(func() (err error) {
+		s, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_MPTCP)
+		if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ENOPROTOOPT) {
+			t.Skip("the kernel has no MPTCP")
+		}
+		return err
+	})
+	defer func() { _ = unix.Close(s) }()
+	if err := unix.Connect(s, sockaddr(unix.AF_INET, vip4)); !errors.Is(err, unix.EINPROGRESS) {
+		t.Fatal(err)
+	}
+	counts, err := n.driver.Flows([]state.FrontendKey{{Addr: netip.MustParseAddr("10.96.0.1"), Protocol: model.TCP, Port: 80}})
+	if len(counts) > 0 || err != nil {
+		t.Errorf("%v, %v; want it to be left to packets", counts, err)
+	}
+}
+
+// A service's address that the node has itself is another program's, as of a cache of DNS on the
+// node; node ports are the service's.
+func TestAddressOfTheNode(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	n.serve("192.0.2.1:30080", "10.1.0.2:80")
+	n.change("192.0.2.1:30080", func(f *state.Frontend) { f.Kind, f.Backends = state.NodePort, f.Alive })
+	n.answered(n.client, "tcp", vip4, "10.1.0.2:80")
+	n.host.Address("eth0", "10.96.0.1/32")
+	n.host.Serve("cache", vip4)
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		a, err := n.client.Ask("udp", "", vip4, patience)
+		if err == nil && a.Server == "cache" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v, %v; want the program on the node to answer", a, err)
+		}
+	}
+	n.answered(n.client, "tcp", vip4, "cache")
+	n.answered(n.host, "tcp", vip4, "cache")
+	n.answered(n.client, "tcp", "192.0.2.1:30080", "10.1.0.2:80")
+}
+
+// Policies that judge packets before they are translated name the service's address.
+func TestUntrackedPolicy(t *testing.T) {
+	n := newNode(t)
+	n.want.Policy = state.NewPolicy()
+	n.open()
+	n.serve(vip4, "10.1.0.2:80")
+	n.answered(n.client, "tcp", vip4, "10.1.0.2:80")
+	d := state.Delta{Policy: state.PolicyDelta{Hosts: map[int]*state.Host{1: {Name: "all", UntrackedOut: "x"}}}}
+	n.want.Apply(d)
+	n.apply(n.driver.Update(t.Context(), d))
+	n.unserved(n.client, "tcp", vip4)
+	if s := n.driver.Status(); !strings.Contains(s.Note, "host endpoint all") {
+		t.Errorf("%+v; want it to say which host endpoint", s)
+	}
+}
+
 // The kernel goes on while no agent runs; the next one finds what it left, and its sockets.
 func TestRestart(t *testing.T) {
 	n := newNode(t)

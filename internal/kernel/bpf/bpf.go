@@ -159,7 +159,9 @@ func (f Folder) Remove() error {
 	if err := os.RemoveAll(f.path); err != nil {
 		return fmt.Errorf("remove programs: %w", err)
 	}
-	_ = os.Remove(filepath.Dir(f.path)) // unless other accelerators are there
+	// Unless other accelerators are there, or other network namespaces have some.
+	_ = os.Remove(filepath.Dir(f.path))
+	_ = os.Remove(filepath.Join(Root, "sluice"))
 	return nil
 }
 

@@ -28,6 +28,11 @@
             seccompProfile:
               type: RuntimeDefault
             {{- end }}
+            {{- if and .Values.accelerate (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) }}
+            # The default profile lets nobody write to the BPF file system.
+            appArmorProfile:
+              type: Unconfined
+            {{- end }}
             readOnlyRootFilesystem: true
             runAsUser: 0
             {{- with .Values.seLinuxOptions }}
@@ -41,6 +46,9 @@
           volumeMounts:
             - name: run
               mountPath: /run/sluice
+            - name: bpf
+              mountPath: /sys/fs/bpf
+              mountPropagation: HostToContainer
             {{- if has .Values.mode (list "iptables" "auto") }}
             - name: xtables-lock
               mountPath: /run/xtables.lock
@@ -50,10 +58,6 @@
               mountPath: {{ .Values.cni.binDir }}
             - name: cni-conf
               mountPath: {{ .Values.cni.confDir }}
-            {{- end }}
-            {{- if .Values.accelerate }}
-            - name: bpf
-              mountPath: /sys/fs/bpf
             {{- end }}
             {{- if has "sockets" .Values.accelerate }}
             - name: cgroup
