@@ -159,9 +159,9 @@ func socketCharts(r *report.Result) (figures []report.Figure) {
 		{"datagram", load.Datagram, "A request of UDP, as a resolver makes it"},
 	} {
 		figures = append(figures, report.Draw(r, v.name, chart.Chart{
-			Kind: chart.Lines, Title: v.title, Subtitle: "time over that with an endpoint's own address; 1 is no cost",
-			XLabel: "services", YLabel: "×",
-		}, report.ByServices, overhead, v.kind))
+			Kind: chart.Bars, Title: v.title, Subtitle: "CPU time of the program and of the packets, the tables and connection tracking included; lower is better",
+			XLabel: "services", YLabel: "µs",
+		}, report.ByServices, cost, v.kind))
 	}
 	return figures
 }
