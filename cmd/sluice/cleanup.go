@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -12,6 +14,7 @@ import (
 	"sluice.dev/sluice/internal/agent"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/kernel/bpf"
+	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/kernel/sysctl"
 )
 
@@ -63,7 +66,7 @@ func cleanup(cmd *cobra.Command, socket string) error {
 		return err
 	}
 	_, _ = fmt.Fprintln(cmd.OutOrStdout(), "kernel: nothing of sluice is left in this network namespace")
-	return errors.Join(restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket), removeNodeKey(keyPath(socket)))
+	return errors.Join(tolerate(cmd.Context(), socket), restoreSysctls(cmd.OutOrStdout(), socket), removeSocket(cmd.OutOrStdout(), socket), removeNodeKey(keyPath(socket)))
 }
 
 // wrap says what failed; nil: nothing did.
@@ -72,6 +75,20 @@ func wrap(doing string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// tolerate has connections go on whose segments connection tracking has not all seen, if it is to
+// ask for their numbers again.
+func tolerate(ctx context.Context, socket string) error {
+	noted, err := sysctl.List(sysctl.RecordPath(socket))
+	if err != nil || !slices.ContainsFunc(noted, func(o sysctl.Override) bool { return o.Key == sysctl.AnyWindow }) {
+		return err
+	}
+	tracking, err := conntrack.Open()
+	if err != nil {
+		return err
+	}
+	return errors.Join(tracking.Tolerate(ctx), tracking.Close())
 }
 
 // restoreSysctls sets kernel parameters to their values before the agent's first start.

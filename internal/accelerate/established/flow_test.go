@@ -18,6 +18,7 @@ import (
 	"sluice.dev/sluice/internal/accelerate/established"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/kernel/conntrack"
 	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
@@ -236,5 +237,62 @@ func (n *node) copies(t *testing.T, from *world.Host, source, at string) {
 	got, err := io.ReadAll(c)
 	if err != nil || !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes of %d came back, the same: %v; %v", len(got), len(sent), bytes.Equal(got, sent), err)
+	}
+}
+
+// TestGivenBack shows that a connection goes on that has gone the short way, when connection
+// tracking asks for the numbers of segments again.
+func TestGivenBack(t *testing.T) {
+	n := newNode(t)
+	n.open(true)
+	for i, at := range bulk {
+		var l net.Listener
+		n.server.In(func() (err error) {
+			l, err = net.Listen("tcp", []string{"10.1.0.2:81", "[fd00:1::2]:81"}[i])
+			return err
+		})
+		defer func() { _ = l.Close() }()
+		go func() {
+			if c, err := l.Accept(); err == nil {
+				_, _ = io.Copy(c, c)
+				_ = c.Close()
+			}
+		}()
+		c, err := n.client.Dial("tcp", "", at, world.Patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+		echo := func(bytes int) error {
+			_ = c.SetDeadline(time.Now().Add(world.Patience))
+			sent := make(chan error, 1)
+			go func() {
+				_, err := c.Write(make([]byte, bytes))
+				sent <- err
+			}()
+			_, err := io.CopyN(io.Discard, c, int64(bytes))
+			return errors.Join(err, <-sent)
+		}
+		if err := echo(32 << 20); err != nil {
+			t.Fatal(err)
+		}
+		n.open(false)
+		n.host.In(func() error {
+			tracking, err := conntrack.Open()
+			if err != nil {
+				return err
+			}
+			return errors.Join(tracking.Tolerate(t.Context()), tracking.Close())
+		})
+		for key := range established.Sysctls {
+			n.host.Set(key, "0")
+		}
+		if err := echo(1 << 20); err != nil {
+			t.Errorf("%s: %v", at, err)
+		}
+		for key := range established.Sysctls {
+			n.host.Set(key, "1")
+		}
+		n.open(true)
 	}
 }

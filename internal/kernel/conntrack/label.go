@@ -276,7 +276,6 @@ func createFlow(f *Flow) netlink.Message {
 // putTCP writes the state. The windows cannot be told to the kernel, which learns them
 // anew and must not find segments invalid until then.
 func putTCP(a *attr.Attrs, i tcpInfo) {
-	const liberal = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL
 	info := a.Begin(ctaProtoInfo)
 	tcp := a.Begin(ctaProtoInfoTCP)
 	a.Uint8(ctaTCPState, i.state)
