@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/mdlayher/netlink"
+	routing "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/kernel/attr"
@@ -262,6 +263,29 @@ func TestMutated(t *testing.T) {
 	})
 	if taken < *mutations/4 {
 		t.Errorf("%d of %d packets were taken", taken, *mutations)
+	}
+	timeouts(t, host, len(entries))
+}
+
+// timeouts checks that connections whose packets were taken last as long as they do in the kernel
+// after such packets, and no longer.
+func timeouts(t *testing.T, host *world.Host, connections int) {
+	t.Helper()
+	for _, family := range []routing.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		flows, err := host.ConntrackTableList(routing.ConntrackTable, family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		connections -= len(flows)
+		for _, f := range flows {
+			is := func(seconds uint32) bool { return f.TimeOut <= seconds && f.TimeOut > seconds-60 }
+			if f.Forward.Protocol == unix.IPPROTO_UDP && !is(120) || f.Forward.Protocol == unix.IPPROTO_TCP && !is(300) && !is(432_000) {
+				t.Errorf("%v", f)
+			}
+		}
+	}
+	if connections != 0 {
+		t.Errorf("%d connections are gone", connections)
 	}
 }
 
