@@ -94,12 +94,18 @@ func (n *node) open(accelerated bool) {
 		n.driver = n.fast
 		return nil
 	})
-	p, err := n.driver.Adopt(n.Context(), n.want.Clone(), driver.Keep{})
-	if err == nil {
-		err = p.Apply(n.Context())
-	}
-	if err != nil {
-		n.Fatal(err)
+	// The kernel may take a moment until a table has no owner any more.
+	for end := time.Now().Add(world.Patience); ; time.Sleep(time.Millisecond) {
+		p, err := n.driver.Adopt(n.Context(), n.want.Clone(), driver.Keep{})
+		if err == nil {
+			err = p.Apply(n.Context())
+		}
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, driver.ErrBusy) || time.Now().After(end) {
+			n.Fatal(err)
+		}
 	}
 	if n.fast != nil {
 		if s := n.fast.Status(); s.Off != "" {
