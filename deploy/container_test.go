@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,6 +57,8 @@ func newBox(t *testing.T, pod *corev1.PodSpec, node, binary string, volumes map[
 	for _, a := range c.Args {
 		b.Args = append(b.Args, os.Expand(strings.NewReplacer("$(", "${", ")", "}").Replace(a), func(name string) string { return env[name] }))
 	}
+	volumes = maps.Clone(volumes)
+	volumes["bpf"] = "/sys/fs/bpf" // each node has its own pins there
 	for _, m := range c.VolumeMounts {
 		if volumes[m.Name] == "" {
 			t.Fatalf("nothing to mount as volume %s", m.Name)
