@@ -199,6 +199,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 		return privilege(err)
 	}
 	served := base
+	var atSockets *sockets.Driver // nil: none
 	if o.accelerate.has(xdp.Drop) {
 		accelerated, err := xdp.Open(base, xdp.Options{Log: log, Stages: xdp.Stages{Deny: true}})
 		if err != nil {
@@ -209,8 +210,8 @@ func run(cmd *cobra.Command, o runOptions) error {
 		log.Warn("what an earlier agent left at interfaces could not be removed: 'sluice cleanup' removes it", "error", err)
 	}
 	if o.accelerate.has(sockets.Name) {
-		accelerated := sockets.Open(served, log)
-		served, o.agent.Accelerators = accelerated, append(o.agent.Accelerators, accelerated.Status)
+		atSockets = sockets.Open(served, log)
+		served, o.agent.Accelerators = atSockets, append(o.agent.Accelerators, atSockets.Status)
 	} else if err := sockets.Withdraw(); err != nil {
 		log.Warn("what an earlier agent left at sockets could not be removed: 'sluice cleanup' removes it", "error", err)
 	}
@@ -233,8 +234,8 @@ func run(cmd *cobra.Command, o runOptions) error {
 			return privilege(err)
 		}
 		c.Driver, c.FlowsCut, c.AwaitCuts, c.Flows = d, d.FlowsCut, d.AwaitCuts, d.Flows
-		if at, is := served.(*sockets.Driver); is {
-			c.Flows = bothFlows(d.Flows, at.Flows)
+		if atSockets != nil {
+			c.Flows = bothFlows(d.Flows, atSockets.Flows)
 		}
 		c.InStep = func(ctx context.Context) { o.replaceModes(ctx, here, mode, log) }
 	}

@@ -8,7 +8,6 @@
 package sockets
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -480,11 +479,8 @@ func inPackets(s *state.State) string {
 // A service's address that is the node's own is another program's that listens there.
 func (d *Driver) served(s *state.Services, k state.FrontendKey) bool {
 	f := s.Frontends[k]
-	if d.instead != "" || f != nil && f.Kind != state.NodePort && d.local[k.Addr] {
-		return false
-	}
-	return f != nil && len(f.Backends) > 0 && f.Affinity == 0 && len(f.SourceRanges) == 0 &&
-		cmp.Or(k.Protocol == model.TCP, k.Protocol == model.UDP)
+	return f != nil && d.instead == "" && (k.Protocol == model.TCP || k.Protocol == model.UDP) &&
+		len(f.Backends) > 0 && f.Affinity == 0 && len(f.SourceRanges) == 0 && (f.Kind == state.NodePort || !d.local[k.Addr])
 }
 
 var _ driver.Driver = (*Driver)(nil)
