@@ -134,7 +134,7 @@ func TestLabNodes(t *testing.T) {
 
 	// A program that fails is told as everywhere.
 	k.want("a pod", "created", "run", "fails", "--image=busybox", "--restart=Always", "--", "sh", "-c", "exit 7")
-	k.until("CrashLoopBackOff 7", "get", "pod", "fails", "-o", "jsonpath={.status.containerStatuses[0].state.waiting.reason} {.status.containerStatuses[0].lastState.terminated.exitCode}")
+	k.until("7", "get", "pod", "fails", "-o", "jsonpath={.status.containerStatuses[0].lastState.terminated.exitCode}")
 	k.want("a pod", "deleted", "delete", "pod", "fails", "--now")
 
 	// The power of a node goes, and comes back.
