@@ -49,8 +49,22 @@ func (l *Lab) givesAddresses() bool { return l.has("--service-addresses") }
 // writesEvents reports whether they report faults as Events.
 func (l *Lab) writesEvents() bool { return l.has("--events") }
 
-// acceleratesSockets reports whether they serve Services at the socket.
-func (l *Lab) acceleratesSockets() bool { return l.has("--accelerate=sockets") }
+// accelerators are the eBPF programs that they have, as the last flag that names them says.
+func (l *Lab) accelerators() (names []string) {
+	names = []string{}
+	for _, flag := range l.AgentFlags {
+		switch list, ok := strings.CutPrefix(flag, "--accelerate="); {
+		case !ok:
+		case list == "auto":
+			names = []string{"sockets", "drop"}
+		case list == "none":
+			names = []string{}
+		default:
+			names = strings.Split(list, ",")
+		}
+	}
+	return names
+}
 
 // speaksBGP reports whether they speak BGP.
 func (l *Lab) speaksBGP() bool {
@@ -58,9 +72,9 @@ func (l *Lab) speaksBGP() bool {
 }
 
 // privileged reports whether the agents are to do what a pod may do only with all rights: set the
-// kernel parameters of connection tracking, as kube-proxy does.
+// kernel parameters of connection tracking, as kube-proxy does and established connections need it.
 func (l *Lab) privileged() bool {
-	return slices.ContainsFunc(l.AgentFlags, func(f string) bool { return strings.HasPrefix(f, "--conntrack-") })
+	return slices.Contains(l.accelerators(), "established") || slices.ContainsFunc(l.AgentFlags, func(f string) bool { return strings.HasPrefix(f, "--conntrack-") })
 }
 
 // installed reports whether the lab installs its agents in its cluster.
@@ -131,12 +145,8 @@ func (l *Lab) values() map[string]any {
 		fabric["mode"] = l.Cluster.Fabric
 	}
 	fabric["bgp"] = object{"enabled": l.speaksBGP()}
-	accelerate := []string{}
-	if l.acceleratesSockets() {
-		accelerate = append(accelerate, "sockets")
-	}
 	return object{
-		"accelerate":   accelerate,
+		"accelerate":   l.accelerators(),
 		"kubernetes":   object{"host": plan.ControlIPs[0].String(), "port": control.Port},
 		"image":        object{"repository": name, "tag": tag},
 		"clusterCIDRs": plan.ClusterCIDRs, "serviceCIDRs": plan.ServiceCIDRs,
@@ -191,7 +201,7 @@ func (l *Lab) overlay() ([]byte, error) {
 	if l.writesEvents() {
 		components = append(components, "../kustomize/events")
 	}
-	if l.acceleratesSockets() {
+	if len(l.accelerators()) > 0 {
 		components = append(components, "../kustomize/accelerate")
 	}
 	name, tag := l.agentImage()

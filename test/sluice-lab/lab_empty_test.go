@@ -70,6 +70,16 @@ func TestLabEmpty(t *testing.T) {
 	}
 }
 
+// A lab says which accelerators are off that its agents were to have.
+func TestLabWithoutAccelerator(t *testing.T) {
+	t.Parallel()
+	l := emptyLab(t, "testslow", "--nodes=1", "--agent-flag=--accelerate=established", "--agent-flag=--set-sysctls=false")
+	var out bytes.Buffer
+	if code := execute(t.Context(), []string{"lab", "status", "--name", l.Name}, &out, &out); code != cli.ExitOK || !strings.Contains(out.String(), "agents: accelerator established is off: it needs") {
+		t.Errorf("status: exit status %d:\n%s", code, out.String())
+	}
+}
+
 // checkListed checks a lab's line in the list of all labs.
 func checkListed(t *testing.T, l *lab.Lab, state, agents string) {
 	t.Helper()

@@ -31,24 +31,23 @@ func New() *lab.Agent {
 		Flags: flags,
 		Sync: func(ctx context.Context, socket string) ([]string, error) {
 			client := agent.NewClient(socket)
-			err := client.Sync(ctx)
-			fault, ok := errors.AsType[*agent.FaultError](err)
-			if err != nil && !ok {
+			issues, err := faults(ctx, client)
+			if err == nil {
+				err = announced(ctx, client)
+			}
+			if err == nil && len(issues) > 0 { // perhaps as peers had not announced pods yet
+				issues, err = faults(ctx, client)
+			}
+			if err != nil {
 				return nil, err
 			}
-			if err := announced(ctx, client); err != nil || fault == nil {
-				return nil, err
+			status, err := client.Status(ctx)
+			for _, a := range status.Accelerators {
+				if a.Off != "" {
+					issues = append(issues, "accelerator "+a.Name+" is off: "+a.Off)
+				}
 			}
-			// What was at fault may have been that peers had not announced pods yet.
-			err = client.Sync(ctx)
-			if fault, ok = errors.AsType[*agent.FaultError](err); !ok {
-				return nil, err
-			}
-			var issues []string
-			for _, i := range fault.Issues {
-				issues = append(issues, i.Object.String()+": "+i.Reason)
-			}
-			return issues, nil
+			return issues, err
 		},
 		Knows: knowsPod,
 	}
@@ -65,6 +64,19 @@ func flags(c lab.AgentConfig) []string {
 		all = append(all, "--fabric="+c.Fabric)
 	}
 	return append(all, c.Flags...)
+}
+
+// faults waits until everything is programmed, and returns the objects that are at fault.
+func faults(ctx context.Context, client *agent.Client) (issues []string, err error) {
+	err = client.Sync(ctx)
+	fault, ok := errors.AsType[*agent.FaultError](err)
+	if !ok {
+		return nil, err
+	}
+	for _, i := range fault.Issues {
+		issues = append(issues, i.Object.String()+": "+i.Reason)
+	}
+	return issues, nil
 }
 
 // announced fails until BGP peers have announced all other nodes' pods. That may be later than what
