@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/accelerate/established"
+	"sluice.dev/sluice/internal/accelerate/sockets"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/kernel/sysctl"
@@ -16,8 +17,20 @@ import (
 
 // The table of packets, beside nftables; each row for one family.
 func TestPackets(t *testing.T) {
+	drivertest.RunHalf(t, beside(t, func(base driver.Driver) driver.Driver { return base }), 1)
+}
+
+// The table of packets, with services at the socket, too; each row for the other family.
+func TestPacketsWithSockets(t *testing.T) {
+	drivertest.RunHalf(t, beside(t, func(base driver.Driver) driver.Driver {
+		return sockets.Open(base, slog.New(slog.DiscardHandler))
+	}), 0)
+}
+
+// beside opens the driver beside what is made of nftables'.
+func beside(t *testing.T, made func(driver.Driver) driver.Driver) drivertest.Open {
 	world.MountBPF(t)
-	drivertest.RunHalf(t, func() (driver.Driver, error) {
+	return func() (driver.Driver, error) {
 		base, err := nftables.Open(nftables.Options{Options: driver.Options{Fabric: true}})
 		if err != nil {
 			return nil, err
@@ -25,6 +38,6 @@ func TestPackets(t *testing.T) {
 		if _, err := sysctl.Set(filepath.Join(t.TempDir(), "sysctls"), established.Sysctls); err != nil {
 			return nil, errors.Join(err, base.Close())
 		}
-		return established.Open(base, slog.New(slog.DiscardHandler)), nil
-	}, 1)
+		return established.Open(made(base), slog.New(slog.DiscardHandler)), nil
+	}
 }

@@ -10,8 +10,8 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-// TestReset has a client that has reset a connection begin another from the same port: it meets what
-// has changed since.
+// TestReset has a client that has reset a connection begin another from the same port: it meets
+// what has changed since.
 func TestReset(t *testing.T) {
 	n := newNode(t)
 	other := world.NewPod(n.host, "other", "10.1.0.3", "fd00:1::3")
