@@ -1,15 +1,11 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
-
-	"sluice.dev/sluice/internal/state"
 )
 
 // accelerators are those that the flag --accelerate turns on.
@@ -57,25 +53,3 @@ func (a *accelerators) Set(list string) error {
 
 // Type implements pflag.Value.
 func (a *accelerators) Type() string { return "names" }
-
-type flowCounts = map[state.FrontendKey]map[netip.AddrPort]int
-
-// bothFlows counts the flows that are translated in packets, and those that are so at the socket.
-func bothFlows(inPackets func(context.Context, []state.FrontendKey) (flowCounts, error), atSockets func([]state.FrontendKey) (flowCounts, error)) func(context.Context, []state.FrontendKey) (flowCounts, error) {
-	return func(ctx context.Context, of []state.FrontendKey) (flowCounts, error) {
-		sum, err := inPackets(ctx, of)
-		if err != nil {
-			return nil, err
-		}
-		more, err := atSockets(of)
-		for k, counts := range more {
-			if sum[k] == nil {
-				sum[k] = map[netip.AddrPort]int{}
-			}
-			for b, n := range counts {
-				sum[k][b] += n
-			}
-		}
-		return sum, err
-	}
-}

@@ -67,3 +67,45 @@ func TestAccelerateEstablished(t *testing.T) {
 	}
 	stop()
 }
+
+// TestAccelerateSockets has people told which connections are translated at the socket.
+func TestAccelerateSockets(t *testing.T) {
+	t.Parallel()
+	world.MountBPF(t)
+	node := world.NewHost(t, "node")
+	pod := world.NewPod(node, "pod", "10.1.0.1", "fd00:1::1")
+	pod.Serve("web", "10.1.0.1:8080")
+	node.Address("lo", "192.0.2.1/32")
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	dir := folder(t, map[string]string{"web.yaml": strings.ReplaceAll(web, ", {addresses: [10.1.0.2]}", "") + `---
+apiVersion: v1
+kind: Node
+metadata: {name: node-a}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: shop}
+spec: {nodeName: node-a, containers: [{name: c, image: c}]}
+status: {phase: Running, podIP: 10.1.0.1, podIPs: [{ip: 10.1.0.1}]}
+`})
+	stop := startAgent(t, dir, socket, node.Do, "--accelerate", "sockets")
+	defer stop()
+	if code, _, stderr := sluice(t, "sync", "--socket", socket); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	says(t, socket, "status", "sockets: on: sockets of the node and of")
+	c, err := node.Dial("tcp", "", "10.0.0.1:80", world.Patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	says(t, socket, "services shop/web", "10.1.0.1:8080 shop/client - - ready yes 1 (1 at sockets)")
+	const how = "note: translated at the client's socket: its packets leave for 10.1.0.1:8080, and not for 10.0.0.1:80"
+	says(t, socket, "why node/node-a svc/shop/web", how)
+	eventually(t, "the pod is known", func() bool {
+		_, out, _ := sluice(t, "why", "shop/client", "svc/shop/web", "--socket", socket)
+		return strings.Contains(out, how)
+	})
+	says(t, socket, "why node/node-a 10.1.0.1:8080", "!translated at")
+}

@@ -228,15 +228,15 @@ func run(cmd *cobra.Command, o runOptions) error {
 	c := o.agent
 	defer func() { _ = c.Driver.Close() }()
 	c.Driver = served
+	if atSockets != nil {
+		c.Sockets = atSockets
+	}
 	if !unprivileged() { // a proxy without rights has nothing in the kernel to look after
 		d, err := upkeep.Open(served, options)
 		if err != nil {
 			return privilege(err)
 		}
 		c.Driver, c.FlowsCut, c.AwaitCuts, c.Flows = d, d.FlowsCut, d.AwaitCuts, d.Flows
-		if atSockets != nil {
-			c.Flows = bothFlows(d.Flows, atSockets.Flows)
-		}
 		c.InStep = func(ctx context.Context) { o.replaceModes(ctx, here, mode, log) }
 	}
 	reader, err := link.Open()

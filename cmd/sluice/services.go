@@ -27,8 +27,8 @@ too: CHOSEN says whether this node sends new connections there, NOTE why not. Wh
 to all other addresses. FLOWS counts the entries in this node's connection tracking from the
 service's addresses to the endpoint. They are of connections that this node has translated, and
 stay for a while after a connection has ended. With --accelerate sockets it counts the sockets, too,
-that are connected to the endpoint. Of a headless service, CHOSEN are those that DNS
-gives to clients.`
+that are connected to the endpoint, and says how many they are. Of a headless service, CHOSEN are
+those that DNS gives to clients.`
 
 func newServicesCommand() *cobra.Command {
 	var f nameFilter
@@ -130,6 +130,9 @@ func serviceTable(w io.Writer, s agent.ServiceReport) {
 		}
 		if e.Flows != nil {
 			flows = strconv.Itoa(*e.Flows)
+		}
+		if e.AtSockets > 0 {
+			flows += fmt.Sprintf(" (%d at sockets)", e.AtSockets)
 		}
 		chosen, note := choices(e.EndpointView)
 		_ = printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Protocol, cmp.Or(e.PortName, "-"), e.Address,

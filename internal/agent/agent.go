@@ -56,8 +56,11 @@ type Config struct {
 	// AwaitCuts, if set, returns once all established connections are cut that the kernel's ruleset
 	// forbids. It is safe for concurrent use.
 	AwaitCuts func(context.Context) error
-	// Flows, if set, counts the flows that this node has from frontends to their backends.
-	Flows func(context.Context, []state.FrontendKey) (map[state.FrontendKey]map[netip.AddrPort]int, error)
+	// Flows, if set, counts the flows that this node has from frontends to their backends, in
+	// connection tracking.
+	Flows func(context.Context, []state.FrontendKey) (Flows, error)
+	// Sockets, if set, are translated before packets are.
+	Sockets Sockets
 
 	// FarmCounter, if set, counts what the farms of a balancer serve.
 	FarmCounter FarmCounter

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"sluice.dev/sluice/internal/model"
@@ -26,9 +27,23 @@ type ServiceReport struct {
 // EndpointReport is an endpoint, with the flows that go there.
 type EndpointReport struct {
 	services.EndpointView
-	// Flows counts entries of this node's connection tracking, from the service's addresses to this
-	// endpoint; nil: they could not be read. What another node has translated does not count.
-	Flows *int `json:"flows,omitempty"`
+	// Flows counts what goes from the service's addresses to this endpoint: entries of this node's
+	// connection tracking, and sockets that were translated; nil: they could not be read. What
+	// another node has translated does not count.
+	Flows     *int `json:"flows,omitempty"`
+	AtSockets int  `json:"atSockets,omitempty"` // of Flows, the sockets
+}
+
+// Flows are numbers of flows from frontends to their backends.
+type Flows = map[state.FrontendKey]map[netip.AddrPort]int
+
+// Sockets are those of a node and its pods that are translated when they connect to a frontend, so
+// that their packets need not be. It is safe for concurrent use.
+type Sockets interface {
+	// Serves reports whether a client of this node gets a frontend's backend at the socket.
+	Serves(client netip.Addr, k state.FrontendKey) bool
+	// Flows counts the sockets that are connected to backends of frontends.
+	Flows([]state.FrontendKey) (Flows, error)
 }
 
 // Service returns one service with its endpoints; safe for concurrent use. Where there is none, the
@@ -67,7 +82,8 @@ func (a *Agent) Service(ctx context.Context, name model.Name) (ServiceReport, er
 	for _, e := range endpoints {
 		report := EndpointReport{EndpointView: e}
 		if flows != nil {
-			report.Flows = new(flows[flowsTo{e.PortName, e.Protocol, e.Address}])
+			n := flows[flowsTo{e.PortName, e.Protocol, e.Address}]
+			report.Flows, report.AtSockets = new(n.all), n.atSockets
 		}
 		r.EndpointList = append(r.EndpointList, report)
 	}
@@ -122,21 +138,36 @@ func issuesOf(v *store.View, name model.Name, all []model.Issue) (issues []model
 // flowsTo names the flows of a service's port to an endpoint.
 type flowsTo struct{ port, protocol, endpoint string }
 
+type flowCount struct{ all, atSockets int }
+
 // flows counts the flows from frontends, of which the names of their ports are given. They are nil
 // if they cannot be read.
-func (a *Agent) flows(ctx context.Context, ports map[state.FrontendKey]string) (map[flowsTo]int, error) {
+func (a *Agent) flows(ctx context.Context, ports map[state.FrontendKey]string) (map[flowsTo]flowCount, error) {
 	if a.Flows == nil {
 		return nil, nil
 	}
-	byFrontend, err := a.Flows(ctx, slices.Collect(maps.Keys(ports)))
+	keys := slices.Collect(maps.Keys(ports))
+	flows := map[flowsTo]flowCount{}
+	add := func(found Flows, socket int) {
+		for key, backends := range found {
+			for backend, n := range backends {
+				to := flowsTo{ports[key], key.Protocol.String(), backend.String()}
+				sum := flows[to]
+				flows[to] = flowCount{sum.all + n, sum.atSockets + n*socket}
+			}
+		}
+	}
+	inPackets, err := a.Flows(ctx, keys)
 	if err != nil {
 		return nil, err
 	}
-	flows := map[flowsTo]int{}
-	for key, backends := range byFrontend {
-		for backend, n := range backends {
-			flows[flowsTo{ports[key], key.Protocol.String(), backend.String()}] += n
+	add(inPackets, 0)
+	if a.Sockets != nil {
+		atSockets, err := a.Sockets.Flows(keys)
+		if err != nil {
+			return nil, err
 		}
+		add(atSockets, 1)
 	}
 	return flows, nil
 }

@@ -70,6 +70,7 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		for _, con := range e.Connections {
 			noEndpoints(v, con.Paths)
 			undeclared(v, con.Paths, con.Protocol)
+			a.atSockets(con.Paths)
 		}
 	})
 	a.nearest(c.Objects, e.Connections)

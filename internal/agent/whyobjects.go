@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"sluice.dev/sluice/internal/policy/remedy"
 	"sluice.dev/sluice/internal/policy/verdict"
 	"sluice.dev/sluice/internal/source"
+	"sluice.dev/sluice/internal/state"
 	"sluice.dev/sluice/internal/store"
 )
 
@@ -123,6 +125,22 @@ func noEndpoints(v *store.View, paths []verdict.Path) {
 				if why := lint.Unserved(v, svc, p, step.Flow.Destination.Is4()); why != "" {
 					paths[i].Notes = append(paths[i].Notes, fmt.Sprintf("%v: %s", svc.Ref(), why))
 				}
+			}
+		}
+	}
+}
+
+// atSockets adds to the paths that a service is translated at the client's socket.
+func (a *Agent) atSockets(paths []verdict.Path) {
+	if a.Sockets == nil {
+		return
+	}
+	for i := range paths {
+		for _, step := range paths[i].Steps {
+			f := step.Flow
+			k := state.FrontendKey{Addr: f.Destination, Protocol: model.Protocol(f.Protocol), Port: f.DestinationPort}
+			if step.Stage == verdict.Service && step.Node == a.Node && a.Sockets.Serves(f.Source, k) {
+				paths[i].Notes = append(paths[i].Notes, fmt.Sprintf("translated at the client's socket: its packets leave for %s, and not for %s", netip.AddrPortFrom(paths[i].To.Address, paths[i].To.Port), netip.AddrPortFrom(f.Destination, f.DestinationPort)))
 			}
 		}
 	}

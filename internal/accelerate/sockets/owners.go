@@ -44,6 +44,7 @@ type owners struct {
 type owner struct {
 	id       netns.ID
 	cookie   uint64
+	addrs    []netip.Addr
 	clusters []netip.Prefix // where pods had their addresses when it was found
 	found    time.Time
 	looked   time.Time
@@ -145,6 +146,18 @@ func (o *owners) write(served map[uint64]bool) error {
 	return errors.Join(err, drop(o.d.maps.Namespaces, gone))
 }
 
+// has reports whether a pod whose sockets are served has an address.
+func (o *owners) has(addr netip.Addr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, p := range o.pods {
+		if slices.Contains(p.addrs, addr) {
+			return true
+		}
+	}
+	return false
+}
+
 func (o *owners) note() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -178,7 +191,7 @@ func (o *owners) look() (some bool) {
 			pause = lookOldEvery
 		}
 		if !known || time.Since(p.looked) >= pause {
-			cookie, is, err := o.pod(path, clusters)
+			cookie, addrs, is, err := o.pod(path, clusters)
 			if now, _ := netns.IDOf(path); now != id {
 				continue // it has gone meanwhile
 			}
@@ -193,7 +206,7 @@ func (o *owners) look() (some bool) {
 			if !known {
 				p = owner{id: id, cookie: cookie, clusters: clusters, found: time.Now()}
 			}
-			p.looked = time.Now()
+			p.addrs, p.looked = addrs, time.Now()
 		}
 		some = some || time.Since(p.found) < young
 		pods[path], served[p.cookie] = p, true
@@ -228,28 +241,29 @@ func namespaces() map[string]netns.ID {
 	return there
 }
 
-// pod returns the cookie of a namespace if it is a pod's of this node: its default route leads
-// here, from an address of a pod if it is known which those are. One that redirects its own
-// connections, as to the proxy of a service mesh, counts as none: that proxy has to be asked for
-// the service's address. An error that wraps unix.EPERM means that namespaces may not be entered.
-func (o *owners) pod(path string, clusters []netip.Prefix) (cookie uint64, is bool, err error) {
+// pod returns the cookie of a namespace, and its addresses, if it is a pod's of this node: its
+// default route leads here, from an address of a pod if it is known which those are. One that
+// redirects its own connections, as to the proxy of a service mesh, counts as none: that proxy has
+// to be asked for the service's address. An error that wraps unix.EPERM means that namespaces may
+// not be entered.
+func (o *owners) pod(path string, clusters []netip.Prefix) (cookie uint64, addrs []netip.Addr, is bool, err error) {
 	if !o.near(path) {
-		return 0, false, nil
+		return 0, nil, false, nil
 	}
 	ns, err := netns.OpenPath(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, false, nil // it is being made, or has gone
+		return 0, nil, false, nil // it is being made, or has gone
 	}
 	if err != nil {
-		return 0, false, err
+		return 0, nil, false, err
 	}
 	defer func() { _ = ns.Close() }()
-	addrs, err := link.Behind(o.d.here, ns)
+	addrs, err = link.Behind(o.d.here, ns)
 	isPod := func(a netip.Addr) bool {
 		return len(clusters) == 0 || slices.ContainsFunc(clusters, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
 	if err != nil || !slices.ContainsFunc(addrs, isPod) {
-		return 0, false, err
+		return 0, nil, false, err
 	}
 	var redirected bool
 	err = ns.Do(func() (err error) {
@@ -258,7 +272,7 @@ func (o *owners) pod(path string, clusters []netip.Prefix) (cookie uint64, is bo
 		}
 		return err
 	})
-	return cookie, !redirected, err
+	return cookie, addrs, !redirected, err
 }
 
 // near reports whether a file is a namespace that an interface of the node may lead to. It is asked

@@ -277,6 +277,14 @@ func (d *Driver) Flows(of []state.FrontendKey) (map[state.FrontendKey]map[netip.
 	return counts, err
 }
 
+// Serves reports whether connections from an address of the node, or of a pod of it, to a frontend
+// get an endpoint at the socket. Safe for concurrent use.
+func (d *Driver) Serves(client netip.Addr, k state.FrontendKey) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table != nil && d.table.frontends[frontendAt(k)] != nil && (d.local[client] || d.owners.has(client))
+}
+
 // Memory is what the maps take in the kernel, in bytes.
 func (d *Driver) Memory() (sum uint64, err error) {
 	if d.owners == nil {
