@@ -124,7 +124,7 @@ func (c *tableChange) leave(gone []string) {
 }
 
 // version counts the layouts of the chains that come and go, and of what the table says of itself.
-const version = 5
+const version = 6
 
 // note identifies the ruleset: a digest of the messages that create its sets.
 func (rs *ruleset) note() string {

@@ -17,6 +17,9 @@ import (
 // Ethernet addresses and a TTL that is lower by one. The kernel finds out the backend's Ethernet
 // address, and holds the first packet until it has it.
 //
+// ICMP errors about what a backend has sent to a client come to the virtual address, too. They go
+// to the backend that the client's packets go to, which is found by what they quote.
+//
 // This is a table of its own, as only the family netdev can forward so.
 
 // newIngress is the ruleset of the table of family netdev.
@@ -51,6 +54,7 @@ func arrivalName(fp *family, k kind) string { return fp.ip.Name + "-arrival" + k
 func arrivalChain(fp *family, k kind) nft.Chain {
 	return nft.Chain{Name: arrivalName(fp, k), Comment: "packets to farms", Rules: []nft.Rule{
 		rule().Load(0, fp.dest()...).Follow(fp.direct[k], 0),
+		rule("an ICMP error about one").Quotes(fp.ip).Load(0, fp.quoted().dest()...).Follow(fp.direct[k], 0),
 	}}
 }
 
@@ -102,6 +106,7 @@ func (c forward) to(fp *family, r nft.Rule) nft.Rule {
 func (c forward) chain(fp *family) nft.Chain {
 	chain := nft.Chain{Name: c.name(fp), Comment: fmt.Sprintf("one of %d slots, packet by packet", c.slots), Rules: []nft.Rule{
 		c.to(fp, rule()),
+		c.to(fp.quoted(), rule("ICMP errors").Quotes(fp.ip)),
 		rule("nothing goes elsewhere").Drop(),
 	}}
 	if c.tunnels {

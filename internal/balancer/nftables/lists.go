@@ -194,6 +194,9 @@ func (h *half) listed(lists listings) {
 		h.chain(listedName(h.fp, p.kind), func() nft.Chain { return listedChain(h.fp, p.kind) })
 		h.chain("listed", h.rs.elsewhere)
 		h.put(h.fp.listed, p, nft.Goto(name))
+		if h.Mode == model.DSR && len(h.slots) > 0 {
+			h.put(h.fp.errors, p, nft.Goto(name))
+		}
 	}
 }
 
@@ -228,6 +231,7 @@ func listedName(fp *family, k kind) string { return fp.ip.Name + "-listed" + k.S
 func listedChain(fp *family, k kind) nft.Chain {
 	return nft.Chain{Name: listedName(fp, k), Comment: "packets to farms that name lists", Rules: []nft.Rule{
 		rule().Family(fp.ip).Load(0, fp.dest()...).Follow(fp.listed[k], 0),
+		rule("an ICMP error about one").Family(fp.ip).Quotes(fp.ip).Load(0, fp.quoted().dest()...).Follow(fp.errors[k], 0),
 	}}
 }
 

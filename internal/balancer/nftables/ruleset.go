@@ -65,6 +65,7 @@ type family struct {
 	listed  [kinds]*nft.Set // virtual address : the chain of the lists that its farm names
 	owned   [kinds]*nft.Set // the same, of farms at every address of the machine
 	members *nft.Set        // list . network
+	errors  [kinds]*nft.Set // as listed, for ICMP errors that ingress leads to backends
 
 	// Of ingress, by kind.
 	direct [kinds]*nft.Set // virtual address : the chain that forwards each packet
@@ -138,6 +139,7 @@ func (rs *ruleset) newFamily(ip nft.Family) *family {
 		if k == ranged {
 			fp.owned[k] = byDest("owned", "the same, for farms at every address of the machine", nft.Set{Verdict: true})
 		}
+		fp.errors[k] = byDest("errors", "place that an ICMP error is about : the chain of the lists that its farm names", nft.Set{Verdict: true})
 		fp.answers[k] = fp.answersSet(set, k)
 		fp.farms[k] = byDest("farms", "place where clients find a farm : the chain that serves it", nft.Set{Verdict: true})
 	}
@@ -176,7 +178,15 @@ func (fp *family) addMemory(rs *ruleset, set func(name, comment string, s nft.Se
 }
 
 // dest are the fields by which a farm is found.
-func (fp *family) dest() []nft.Field { return []nft.Field{fp.ip.Daddr, fp.ip.Transport, nft.Dport} }
+func (fp *family) dest() []nft.Field { return []nft.Field{fp.ip.Daddr, fp.ip.Transport, fp.ip.Dport} }
+
+// quoted is the family as ICMP errors have it that are about what backends have sent to clients:
+// farms and backends are found by it as for what these clients send.
+func (fp *family) quoted() *family {
+	q := *fp
+	q.ip = fp.ip.Quoted()
+	return &q
+}
 
 // origDest are the same of a connection that has been translated.
 func (fp *family) origDest() []nft.Field {
@@ -185,7 +195,7 @@ func (fp *family) origDest() []nft.Field {
 
 // flow are the fields of a key of flows.
 func (fp *family) flow(key model.FlowKey) (fields []nft.Field) {
-	all := []nft.Field{fp.ip.Saddr, fp.ip.Daddr, nft.Sport, nft.Dport, nft.SrcMAC, nft.DstMAC}
+	all := []nft.Field{fp.ip.Saddr, fp.ip.Daddr, fp.ip.Sport, fp.ip.Dport, nft.SrcMAC, nft.DstMAC}
 	for i, f := range all {
 		if key&(1<<i) != 0 {
 			fields = append(fields, f)

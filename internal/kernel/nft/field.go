@@ -16,6 +16,7 @@ type Family struct {
 	Bits         int    // of an address
 	Saddr, Daddr Field
 	Transport    Field // the protocol; to be loaded from packets of the family alone
+	Sport, Dport Field
 	OrigSaddr    Field // of the connection as its client asked for it
 	OrigDaddr    Field
 	ReplySaddr   Field // of who answers the connection
@@ -63,7 +64,7 @@ const (
 
 const (
 	ipv4Protocol, ipv4Src, ipv4Dst = 9, 12, 16 // offsets in the header, RFC 791
-	ipv6Src, ipv6Dst               = 8, 24     // RFC 8200
+	ipv6Protocol, ipv6Src, ipv6Dst = 6, 8, 24  // RFC 8200
 )
 
 // Keys of the ct expression that google/nftables lacks (linux/netfilter/nf_tables.h).
@@ -82,12 +83,14 @@ var (
 		Name: "ip", num: unix.NFPROTO_IPV4, Bits: 32,
 		Saddr: addrField(typeIPv4Addr, 4, ipv4Src, udataProtoIP, 11), Daddr: addrField(typeIPv4Addr, 4, ipv4Dst, udataProtoIP, 12),
 		Transport: Field{Datatype: typeProtocol, Size: 1, load: payload(expr.PayloadBaseNetworkHeader, ipv4Protocol, 1)}, // cheaper than meta
+		Sport:     Sport, Dport: Dport,
 		OrigSaddr: ctField(typeIPv4Addr, 4, ctSrcIP, ctDirOriginal), OrigDaddr: ctField(typeIPv4Addr, 4, ctDstIP, ctDirOriginal),
 		ReplySaddr: ctField(typeIPv4Addr, 4, ctSrcIP, ctDirReply),
 	}
 	IPv6 = Family{
 		Name: "ip6", num: unix.NFPROTO_IPV6, Bits: 128,
 		Saddr: addrField(typeIPv6Addr, 16, ipv6Src, udataProtoIP6, 8), Daddr: addrField(typeIPv6Addr, 16, ipv6Dst, udataProtoIP6, 9), Transport: L4Proto,
+		Sport: Sport, Dport: Dport,
 		OrigSaddr: ctField(typeIPv6Addr, 16, ctSrcIP6, ctDirOriginal), OrigDaddr: ctField(typeIPv6Addr, 16, ctDstIP6, ctDirOriginal),
 		ReplySaddr: ctField(typeIPv6Addr, 16, ctSrcIP6, ctDirReply),
 	}
