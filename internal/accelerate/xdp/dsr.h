@@ -100,8 +100,6 @@ static __always_inline __u32 choose(struct packet *p, __u32 by, __u32 n)
 	struct jhash h;
 	__u32 words = 0;
 	__u32 of_address = p->is4 ? 1 : 4;
-	const __be32 *src = p->is4 ? &p->ip4->saddr : p->ip6->saddr.in6_u.u6_addr32;
-	const __be32 *dst = p->is4 ? &p->ip4->daddr : p->ip6->daddr.in6_u.u6_addr32;
 
 	if (n == 1)
 		return 0;
@@ -113,13 +111,13 @@ static __always_inline __u32 choose(struct packet *p, __u32 by, __u32 n)
 	words += by & DST_MAC ? 2 : 0;
 	jhash_begin(&h, words, SEED);
 	if (by & SRC_IP)
-		add_address(&h, src, p->is4);
+		add_address(&h, p->flow.src, p->is4);
 	if (by & DST_IP)
-		add_address(&h, dst, p->is4);
+		add_address(&h, p->flow.dst, p->is4);
 	if (by & SRC_PORT)
-		jhash_add(&h, p->ports[0]);
+		jhash_add(&h, *p->flow.sport);
 	if (by & DST_PORT)
-		jhash_add(&h, p->ports[1]);
+		jhash_add(&h, *p->flow.dport);
 	if (by & SRC_MAC)
 		add_mac(&h, p->eth->h_source);
 	if (by & DST_MAC)

@@ -57,19 +57,19 @@ struct {
 	__type(value, struct farm);
 } farms SEC(".maps");
 
-// find returns the farm that a packet is for; NULL: none. What a map has found may be another
+// find returns the farm that a flow is for; NULL: none. What a map has found may be another
 // farm's a moment later, as the kernel uses elements again at once: so the farm says where it is.
 static __always_inline struct farm *find(struct packet *p)
 {
-	struct place4 at4 = {.port = p->ports[1], .protocol = p->protocol};
-	struct place6 at6 = {.port = p->ports[1], .protocol = p->protocol};
+	struct place4 at4 = {.port = *p->flow.dport, .protocol = p->flow.protocol};
+	struct place6 at6 = {.port = *p->flow.dport, .protocol = p->flow.protocol};
 	__u32 *number;
 
 	if (p->is4) {
-		at4.addr = p->ip4->daddr;
+		at4.addr = p->flow.dst[0];
 		number = bpf_map_lookup_elem(&places4, &at4);
 	} else {
-		__builtin_memcpy(at6.addr, &p->ip6->daddr, sizeof(at6.addr));
+		__builtin_memcpy(at6.addr, p->flow.dst, sizeof(at6.addr));
 		number = bpf_map_lookup_elem(&places6, &at6);
 	}
 	if (!number)
@@ -77,9 +77,9 @@ static __always_inline struct farm *find(struct packet *p)
 	__u32 n = *(volatile __u32 *)number;
 	struct farm *f = bpf_map_lookup_elem(&farms, &n);
 
-	if (!f || f->port != p->ports[1] || f->protocol != p->protocol)
+	if (!f || f->port != at4.port || f->protocol != at4.protocol)
 		return NULL;
 	if (p->is4)
-		return f->addr[0] == p->ip4->daddr ? f : NULL;
-	return same(f->addr, p->ip6->daddr.in6_u.u6_addr32) ? f : NULL;
+		return f->addr[0] == at4.addr ? f : NULL;
+	return same(f->addr, at6.addr) ? f : NULL;
 }

@@ -56,13 +56,16 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 		if !found {
 			continue
 		}
-		switch known, denied := r.onLists(f.Lists, at.src); {
+		slots := f.Table(at.dst.Is4()).Slots
+		if at.isError && (f.Mode != model.DSR || len(slots) == 0) {
+			continue
+		}
+		switch known, denied := r.onLists(f.Lists, source(in)); {
 		case !known:
 			return pass, in, nil
 		case denied:
 			return drop, in, nil
 		}
-		slots := f.Table(at.dst.Is4()).Slots
 		if f.Mode != model.DSR || len(slots) == 0 || at.unfinished {
 			continue
 		}
@@ -128,11 +131,13 @@ func (r *reference) onLists(names []string, src netip.Addr) (known, denied bool)
 	return true, false
 }
 
-// parsed is a packet of a transport protocol that is plain, and whole.
+// parsed is a packet of a transport protocol that is plain, and whole, or an ICMP error about what
+// answers one.
 type parsed struct {
 	src, dst     netip.Addr
 	sport, dport uint16
 	proto        uint8
+	isError      bool
 	length       int
 	ttl          *byte
 	unfinished   bool // the sender's device was to write the checksum
@@ -160,6 +165,9 @@ func parseFrame(frame []byte) *parsed {
 	default:
 		return nil
 	}
+	if p.proto == map[int]uint8{20: 1, 40: 58}[header] && p.length >= header && p.length <= len(ip) {
+		return parseError(p, ip[header:p.length])
+	}
 	least, known := map[uint8]int{6: 20, 17: 8, 132: 12}[p.proto]
 	if !known || p.length > len(ip) || p.length < header+least {
 		return nil
@@ -180,6 +188,27 @@ func parseFrame(frame []byte) *parsed {
 		sum = sum&0xffff + sum>>16
 	}
 	p.unfinished = uint64(binary.BigEndian.Uint16(transport[map[uint8]int{6: 16, 17: 6}[p.proto]:])) == sum
+	return p
+}
+
+// parseError has a packet be of the flow that the ICMP message in it is about.
+func parseError(p *parsed, message []byte) *parsed {
+	if len(message) < 8+24 || p.src.Is6() && len(message) < 8+44 {
+		return nil
+	}
+	quoted, ports := message[8:], message[8+20:]
+	if p.src.Is4() {
+		if !slices.Contains([]byte{3, 4, 11, 12}, message[0]) || quoted[0] != 0x45 || binary.BigEndian.Uint16(quoted[6:])<<3 != 0 {
+			return nil
+		}
+		p.proto, p.dst, p.src = quoted[9], netip.AddrFrom4([4]byte(quoted[12:])), netip.AddrFrom4([4]byte(quoted[16:]))
+	} else {
+		if ports = quoted[40:]; message[0] < 1 || message[0] > 4 || quoted[0]>>4 != 6 {
+			return nil
+		}
+		p.proto, p.dst, p.src = quoted[6], netip.AddrFrom16([16]byte(quoted[8:])), netip.AddrFrom16([16]byte(quoted[24:]))
+	}
+	p.dport, p.sport, p.isError = binary.BigEndian.Uint16(ports), binary.BigEndian.Uint16(ports[2:]), true
 	return p
 }
 

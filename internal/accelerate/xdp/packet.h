@@ -26,6 +26,12 @@ struct packet {
 	__u8 protocol;
 	__u16 length;  // as the IP header says, with that
 	__be16 *ports; // source and destination
+	// The flow that it is of, as clients send it.
+	struct {
+		const __be32 *src, *dst;
+		const __be16 *sport, *dport;
+		__u8 protocol;
+	} flow;
 };
 
 // How far a packet could be read: as it is of use to a stage, or not.
@@ -90,10 +96,19 @@ static __always_inline __u16 pseudo(struct packet *p, __u16 length)
 #define SCTP_LENGTH 12
 #define SCTP_CHECKSUM 8
 
-// whole tells whether all of the transport protocol's header is here, and of the packet.
-static __always_inline bool whole(struct packet *p)
+// holds tells whether all of the packet is here, and so much of it behind the IP header.
+static __always_inline bool holds(struct packet *p, __u32 header)
 {
 	__u32 before = p->is4 ? sizeof(*p->ip4) : sizeof(*p->ip6);
+
+	// The verifier wants to see what is read by a number of its own.
+	return p->length >= before + header && p->ip + p->length <= p->end && (void *)p->ports + header <= p->end;
+}
+
+// whole tells whether all of the transport protocol's header is here, and of the packet. Its flow is
+// then known.
+static __always_inline bool whole(struct packet *p)
+{
 	__u32 header;
 
 	switch (p->protocol) {
@@ -109,8 +124,60 @@ static __always_inline bool whole(struct packet *p)
 	default:
 		return false;
 	}
-	// The verifier wants to see the ports by a number of its own.
-	return p->length >= before + header && p->ip + p->length <= p->end && (void *)(p->ports + 2) <= p->end;
+	if (!holds(p, header))
+		return false;
+	p->flow.src = p->is4 ? &p->ip4->saddr : p->ip6->saddr.in6_u.u6_addr32;
+	p->flow.dst = p->is4 ? &p->ip4->daddr : p->ip6->daddr.in6_u.u6_addr32;
+	p->flow.sport = &p->ports[0];
+	p->flow.dport = &p->ports[1];
+	p->flow.protocol = p->protocol;
+	return true;
+}
+
+struct error4 {
+	__u8 type, rest[7];
+	struct iphdr ip;
+	__be16 ports[2];
+};
+
+struct error6 {
+	__u8 type, rest[7];
+	struct ipv6hdr ip;
+	__be16 ports[2];
+};
+
+// quotes tells whether it is an ICMP error about a packet that has its ports where those of most
+// are. Its flow is then the one which that packet answers.
+static __always_inline bool quotes(struct packet *p)
+{
+	struct error4 *e4 = (void *)p->ports;
+	struct error6 *e6 = (void *)p->ports;
+
+	if (p->is4) {
+		if (p->protocol != IPPROTO_ICMP || !holds(p, sizeof(*e4)))
+			return false;
+		// RFC 792: unreachable, source quench, time exceeded, and parameter problem.
+		if (e4->type != 3 && e4->type != 4 && e4->type != 11 && e4->type != 12)
+			return false;
+		if (e4->ip.version != 4 || e4->ip.ihl != 5 || e4->ip.frag_off & bpf_htons(0x1fff))
+			return false;
+		p->flow.src = &e4->ip.daddr;
+		p->flow.dst = &e4->ip.saddr;
+		p->flow.sport = &e4->ports[1];
+		p->flow.dport = &e4->ports[0];
+		p->flow.protocol = e4->ip.protocol;
+		return true;
+	}
+	if (p->protocol != IPPROTO_ICMPV6 || !holds(p, sizeof(*e6)))
+		return false;
+	if (e6->type < 1 || e6->type > 4 || e6->ip.version != 6) // RFC 4443
+		return false;
+	p->flow.src = e6->ip.daddr.in6_u.u6_addr32;
+	p->flow.dst = e6->ip.saddr.in6_u.u6_addr32;
+	p->flow.sport = &e6->ports[1];
+	p->flow.dport = &e6->ports[0];
+	p->flow.protocol = e6->ip.nexthdr;
+	return true;
 }
 
 // finished tells whether the checksum of a whole packet is complete: sent from here, it would keep
@@ -127,9 +194,10 @@ static __always_inline bool finished(struct packet *p)
 		return (void *)(tcp + 1) <= p->end && tcp->check != pseudo(p, length);
 	case IPPROTO_UDP:
 		return (void *)(udp + 1) <= p->end && udp->check != pseudo(p, length);
+	case IPPROTO_SCTP: // it has no pseudo header
+		return sctp + SCTP_LENGTH <= p->end && *(__u32 *)(sctp + SCTP_CHECKSUM);
 	}
-	// SCTP has no pseudo header.
-	return sctp + SCTP_LENGTH <= p->end && *(__u32 *)(sctp + SCTP_CHECKSUM);
+	return true; // no device writes that of an ICMP error
 }
 
 // parse reads the packet of a frame.

@@ -1,6 +1,7 @@
 package xdp_test
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"sync"
@@ -146,6 +147,65 @@ func TestListed(t *testing.T) {
 	meets("by the base", []string{"fd00::3"}, []string{"10.0.0.2", "10.0.0.3", "fd00::2"})
 	w.restart(true)
 	meets("by the program again", []string{"fd00::3"}, []string{"10.0.0.2", "10.0.0.3", "fd00::2"})
+}
+
+// TestErrors has ICMP errors about what servers have sent come to the servers, by the program.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 3)
+	w.restart(true)
+	w.set(dsr(true, 3, 53), dsr(false, 3, 53))
+	all := map[string]*world.Host{}
+	for i, s := range w.servers {
+		all[fmt.Sprintf("s%d", i+1)] = s
+	}
+	for _, tt := range []struct{ from, router, virtual string }{{"10.0.0.2", "10.0.0.3", virtual4}, {"fd00::2", "fd00::3", virtual6}} {
+		virtual := netip.MustParseAddr(tt.virtual)
+		heard := world.HearICMP(t, virtual.Is4(), all)
+		var took uint64
+		for range 30 {
+			g, err := w.client.Ask("udp", tt.from, hostPort(tt.virtual, "53"), world.Patience)
+			w.must(err)
+			e := world.TooBig(world.UDP, netip.AddrPortFrom(virtual, 53), g.Client)
+			before := w.took()
+			w.client.SendICMP(tt.router, e)
+			if got := heard.Who(e, world.Patience); got != g.Server {
+				t.Fatalf("%+v is heard by %q, want %q", e, got, g.Server)
+			}
+			took += w.took() - before
+		}
+		w.forwarded(took, 20)
+	}
+}
+
+// TestPathMTU has servers answer over a way that is narrower than their own network, and than the
+// one by which clients ask. What the narrow way's router says comes by the servers' network.
+func TestPathMTU(t *testing.T) {
+	t.Parallel()
+	w := newSite(t, 2)
+	narrow := world.NewHost(t, "narrow")
+	narrow.Join("in", w.middle, "narrow")
+	w.middle.Port("br", "narrow")
+	narrow.Feature("in", "tx-checksum-ip-generic", false)
+	narrow.Address("in", "10.1.0.9/24", "fd01::9/64")
+	narrow.Narrow(w.client, "10.0.0.2", "fd00::2")
+	narrow.Route(virtual4+"/32", "10.1.0.1")
+	narrow.Route(virtual6+"/128", "fd01::1")
+	for _, s := range w.servers {
+		s.IP("route replace 10.0.0.2/32 via 10.1.0.9", "route replace fd00::2/128 via fd01::9")
+		s.ServeLong(":82", 1<<20)
+	}
+	w.restart(true)
+	w.set(dsr(true, 2, 82), dsr(false, 2, 82))
+	for _, tt := range []struct{ from, virtual string }{{"10.0.0.2", virtual4}, {"fd00::2", virtual6}} {
+		before := w.took()
+		for range 4 {
+			if n, err := w.client.Read(tt.from, hostPort(tt.virtual, "82"), world.Patience); n != 1<<20 {
+				t.Fatalf("%s: %d bytes, %v; %v", tt.virtual, n, err, w.notes())
+			}
+		}
+		w.forwarded(w.took()-before, 20)
+	}
 }
 
 func virtualFor(client string) string {

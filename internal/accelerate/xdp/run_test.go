@@ -152,11 +152,7 @@ func (b *bench) packet(src, dst string, proto uint8, sport, dport uint16, payloa
 		frame = binary.BigEndian.AppendUint16(frame, uint16(20+len(transport)))
 		frame = append(frame, 0, 1, 0x40, 0, 64, proto, 0, 0)
 		frame = append(append(frame, from.AsSlice()...), to.AsSlice()...)
-		sum := uint32(0)
-		for i := 14; i < 34; i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(frame[i:]))
-		}
-		binary.BigEndian.PutUint16(frame[24:], ^uint16(sum&0xffff+sum>>16))
+		binary.BigEndian.PutUint16(frame[24:], world.Checksum(frame[14:34]))
 	} else {
 		frame = append(frame, 0x86, 0xdd, 0x60, 0, 0, 0)
 		frame = binary.BigEndian.AppendUint16(frame, uint16(len(transport)))
@@ -164,6 +160,33 @@ func (b *bench) packet(src, dst string, proto uint8, sport, dport uint16, payloa
 		frame = append(append(frame, from.AsSlice()...), to.AsSlice()...)
 	}
 	return append(frame, transport...)
+}
+
+// about is a frame of an ICMP error of a type, from an address, about an answer to a packet.
+func (b *bench) about(packet []byte, from string, typ byte) []byte {
+	ip := bytes.Clone(packet[14:])
+	frame := append(bytes.Clone(b.mac[:]), 2, 0, 0, 0, 0, 9)
+	frame = append(frame, packet[12:14]...)
+	addresses, ports, length, outer := 12, 20, 4, []byte{0x45, 0, 0, 0, 0, 1, 0, 0, 60, 1, 0, 0}
+	if ip[0]>>4 == 6 {
+		addresses, ports, length, outer = 8, 40, 16, []byte{0x60, 0, 0, 0, 0, 0, 58, 60}
+	}
+	swap := func(at, n int) {
+		for i := range n {
+			ip[at+i], ip[at+n+i] = ip[at+n+i], ip[at+i]
+		}
+	}
+	swap(addresses, length)
+	swap(ports, 2)
+	frame = append(append(append(frame, outer...), netip.MustParseAddr(from).AsSlice()...), ip[addresses:addresses+length]...)
+	frame = append(append(frame, typ, 0, 0, 0, 0, 0, 5, 0x14), ip...)
+	if ip[0]>>4 == 6 {
+		binary.BigEndian.PutUint16(frame[18:], uint16(len(frame)-54))
+	} else {
+		binary.BigEndian.PutUint16(frame[16:], uint16(len(frame)-14))
+		binary.BigEndian.PutUint16(frame[24:], world.Checksum(frame[14:34]))
+	}
+	return frame
 }
 
 // unfinished has the checksum of a packet be as the sender's device is to complete it.
@@ -365,6 +388,85 @@ func TestFrames(t *testing.T) {
 	})
 }
 
+// TestQuotes has ICMP errors meet the fate of the packets whose answers they are about.
+func TestQuotes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, testFarms()...)
+	b.inNamespace(func() {
+		for _, ip := range []struct {
+			src, dst, router, listed string
+			errors                   []byte
+			proto                    int
+		}{
+			{"198.51.100.7", "10.9.0.1", "198.51.100.1", "192.0.2.1", []byte{3, 4, 11, 12}, 23},
+			{"2001:db8::7", "fd09::1", "2001:db8::1", "2001:db8:bad::1", []byte{1, 2, 3, 4}, 20},
+		} {
+			for typ := range byte(140) {
+				want := uint32(pass)
+				if slices.Contains(ip.errors, typ) {
+					want = redirect
+				}
+				if got := b.agree(b.about(b.packet(ip.src, ip.dst, 6, 4000, 80, 0), ip.router, typ)); got != want {
+					t.Errorf("%s, type %d: verdict %d, want %d", ip.dst, typ, got, want)
+				}
+			}
+			quoted := 14 + 20 + 8
+			if ip.proto == 20 {
+				quoted = 14 + 40 + 8
+			}
+			for _, tt := range []struct {
+				what string
+				from string
+				port uint16
+				want uint32
+				with func(f []byte) []byte
+			}{
+				{"no farm", ip.router, 79, pass, nil},
+				{"Maglev", ip.router, 200, redirect, nil},
+				{"another mode", ip.router, 88, pass, nil},
+				{"a range", ip.router, 89, pass, nil},
+				{"neighbour unknown", ip.router, 83, pass, nil},
+				{"another mode, with a list", ip.listed, 93, pass, nil},
+				{"from a list", ip.listed, 87, drop, nil},
+				{"from none, about a client on one", ip.router, 87, redirect, func(f []byte) []byte {
+					return b.about(b.packet(ip.listed, ip.dst, 6, 4000, 87, 0), ip.router, ip.errors[1])
+				}},
+				{"TTL 1", ip.router, 80, pass, func(f []byte) []byte { f[map[int]int{23: 22, 20: 21}[ip.proto]] = 1; return f }},
+				{"another protocol", ip.router, 80, pass, func(f []byte) []byte { f[ip.proto] = 17; return f }},
+				{"of another protocol", ip.router, 80, pass, func(f []byte) []byte { f[quoted+ip.proto-14] = 1; return f }},
+				{"no version", ip.router, 80, pass, func(f []byte) []byte { f[quoted] ^= 0xf0; return f }},
+				{"cut off", ip.router, 80, pass, func(f []byte) []byte { return f[:quoted+ip.proto] }},
+			} {
+				frame := b.about(b.packet(ip.src, ip.dst, 6, 4000, tt.port, 0), tt.from, ip.errors[1])
+				if tt.with != nil {
+					frame = tt.with(frame)
+				}
+				if got := b.agree(frame); got != tt.want {
+					t.Errorf("%s, %s: verdict %d, want %d", ip.dst, tt.what, got, tt.want)
+				}
+			}
+			for port := uint16(101); port < 164; port++ { // each way of hashing
+				for sport := range uint16(20) {
+					packet := b.packet(ip.src, ip.dst, 17, 5000+sport, port, 3)
+					_, _, one := b.fate(packet)
+					frame := b.about(packet, ip.router, ip.errors[1])
+					if _, _, other := b.fate(frame); b.agree(frame) != redirect || one != other {
+						t.Errorf("%s, port %d: backend %v, of what it is about %v", ip.dst, port, other, one)
+					}
+				}
+			}
+		}
+		for what, with := range map[string][]byte{"options": {0x46, 0}, "first fragment": {0x45, 0x20}, "later fragment": {0x45, 0, 9}} {
+			frame := b.about(b.packet("198.51.100.7", "10.9.0.1", 17, 4000, 80, 64), "198.51.100.1", 3)
+			frame[42] = with[0]
+			copy(frame[42+6:], with[1:])
+			if got, want := b.agree(frame), map[bool]uint32{true: redirect, false: pass}[what == "first fragment"]; got != want {
+				t.Errorf("%s: verdict %d", what, got)
+			}
+		}
+	})
+}
+
 var frames = flag.Int("frames", 100_000, "how many frames TestMutations makes")
 
 // TestMutations has the program meet frames that are right but for some bits, bytes or their
@@ -410,8 +512,11 @@ func (b *bench) mutant(r *rand.Rand) []byte {
 		port = 100 + uint16(r.IntN(66))
 	}
 	f := b.packet(src, dst, []uint8{6, 17, 132}[r.IntN(3)], uint16(r.Uint32()), port, r.IntN(40))
-	if r.IntN(20) == 0 {
+	switch r.IntN(20) {
+	case 0:
 		unfinished(f)
+	case 1, 2, 3, 4:
+		f = b.about(f, src, byte(r.IntN(14)))
 	}
 	for range r.IntN(4) {
 		switch r.IntN(5) {

@@ -21,6 +21,7 @@ int accelerate(struct xdp_md *ctx)
 	struct device *d = find_device(ctx);
 	enum parsed parsed = parse(ctx, &p);
 	struct farm *f;
+	bool error;
 
 	if (with_deny && parsed != PARSED_NOTHING) {
 		int verdict = denied(&p);
@@ -28,10 +29,13 @@ int accelerate(struct xdp_md *ctx)
 		if (verdict)
 			return verdict;
 	}
-	if (parsed != PARSED_PORTS || !d || !ours(&p, d) || !whole(&p))
+	if (parsed != PARSED_PORTS || !d || !ours(&p, d))
+		return XDP_PASS;
+	error = !whole(&p);
+	if (error && !quotes(&p))
 		return XDP_PASS;
 	f = find(&p);
-	if (!f)
+	if (!f || (error && !f->slots)) // no other farm's errors are led to backends here
 		return XDP_PASS;
 	if (with_drop && f->checked) {
 		__u32 counts = 0;
