@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"sluice.dev/sluice/internal/kernel/bpf"
 	devices "sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/kernel/sysctl"
 	"sluice.dev/sluice/internal/state"
@@ -168,7 +169,7 @@ func (d *Driver) attach(fit map[int]place) error {
 			continue
 		}
 		if d.links[index] == nil {
-			l, err := d.folder.Attach(pin(index), d.program.Established, func() (link.Link, error) {
+			l, err := d.folder.Attach(bpf.At(index), d.program.Established, func() (link.Link, error) {
 				return link.AttachTCX(link.TCXOptions{Interface: index, Program: d.program.Established, Attach: ebpf.AttachTCXIngress})
 			})
 			if errors.Is(err, unix.ENODEV) {
@@ -195,9 +196,7 @@ func (d *Driver) detach(index int) error {
 	l := d.links[index]
 	delete(d.links, index)
 	if l != nil {
-		err = errors.Join(err, d.folder.Detach(pin(index)), l.Close())
+		err = errors.Join(err, d.folder.Detach(bpf.At(index)), l.Close())
 	}
 	return err
 }
-
-func pin(index int) string { return fmt.Sprintf("link-%d", index) }

@@ -35,7 +35,7 @@ import (
 )
 
 // Name is what this accelerator is called.
-const Name = "established"
+const Name = bpf.TCX
 
 // Sysctls are the kernel parameters that it needs: connection tracking does not see all segments of
 // a connection of TCP, and may make nothing of their numbers. Where they have other values it is

@@ -469,7 +469,7 @@ func (d *Driver) detach(index int, p *program) {
 	if l == nil && p == d.program {
 		return
 	}
-	err := d.pins.Detach(bpf.XDPLink(index))
+	err := d.pins.Detach(bpf.At(index))
 	if l != nil {
 		_ = l.Detach() // it has gone with its interface, or goes with its pin
 		err = errors.Join(err, l.Close())
@@ -481,7 +481,7 @@ func (d *Driver) detach(index int, p *program) {
 
 // run has a program run at an interface, in the place of ours that may run there.
 func (d *Driver) run(p *program, index int, c netlink.Card) {
-	l, err := d.pins.Attach(bpf.XDPLink(index), p.objs.Accelerate, func() (link.Link, error) {
+	l, err := d.pins.Attach(bpf.At(index), p.objs.Accelerate, func() (link.Link, error) {
 		return link.AttachXDP(link.XDPOptions{Program: p.objs.Accelerate, Interface: index, Flags: link.XDPDriverMode})
 	})
 	if was := d.links[index]; was != nil { // the same link, or one of an interface that is gone

@@ -123,26 +123,29 @@ func (f Folder) Attach(name string, program *ebpf.Program, attach func() (link.L
 	return l, nil
 }
 
-// XDP is the folder of the program that packets meet as they arrive.
-const XDP = "xdp"
+// The folders of programs that packets meet at interfaces.
+const (
+	XDP = "xdp" // as they arrive
+	TCX = "established"
+)
 
-// XDPLink is the name that the program has there at an interface.
-func XDPLink(index int) string { return fmt.Sprintf("link-%d", index) }
+// At is the name that a program has there at an interface.
+func At(index int) string { return fmt.Sprintf("link-%d", index) }
 
-// RunsXDP reports whether the XDP program at an interface of the calling thread's network namespace
-// is ours.
-func RunsXDP(index int, program uint32) bool {
-	f, err := Own(XDP)
+// Ours reports whether a program at an interface of the calling thread's network namespace is the
+// one of that folder.
+func Ours(folder string, index int, program ebpf.ProgramID) bool {
+	f, err := Own(folder)
 	if err != nil {
 		return false
 	}
-	l, err := link.LoadPinnedLink(filepath.Join(f.path, XDPLink(index)), nil)
+	l, err := link.LoadPinnedLink(filepath.Join(f.path, At(index)), nil)
 	if err != nil {
 		return false
 	}
 	defer func() { _ = l.Close() }()
 	info, err := l.Info()
-	return err == nil && info.Program == ebpf.ProgramID(program)
+	return err == nil && info.Program == program
 }
 
 // Detach has the program of a name end, if there is one.

@@ -2,6 +2,7 @@ package link
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -25,24 +26,28 @@ var directions = []struct {
 	tcx     ebpf.AttachType
 }{{"ingress", netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXIngress}, {"egress", netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress}}
 
-// Filters returns those of an interface in the calling thread's network namespace: XDP programs but
-// for ours, and the first of tc's filters and of tcx programs in each direction. What the kernel
-// does not have, or the interface, has none.
+// Filters returns those of an interface in the calling thread's network namespace: XDP programs,
+// and the first of tc's filters and of tcx programs in each direction, but for programs of ours.
+// What the kernel does not have, or the interface, has none.
 func Filters(index int) (found []Filter) {
 	l, err := netlink.LinkByIndex(index)
 	if err != nil {
 		return nil
 	}
 	name := l.Attrs().Name
-	if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached && !bpf.RunsXDP(index, xdp.ProgId) {
+	if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached && !bpf.Ours(bpf.XDP, index, ebpf.ProgramID(xdp.ProgId)) {
 		found = append(found, Filter{name, "ingress", fmt.Sprintf("XDP program %d", xdp.ProgId), "bpftool net show dev " + name})
 	}
 	for _, d := range directions {
 		if filters, err := netlink.FilterList(l, d.filters); err == nil && len(filters) > 0 {
 			found = append(found, Filter{name, d.hook, fmt.Sprintf("tc filter (%s)", filters[0].Type()), "tc filter show dev " + name + " " + d.hook})
 		}
-		if tcx, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: d.tcx}); err == nil && len(tcx.Programs) > 0 {
-			found = append(found, Filter{name, d.hook, fmt.Sprintf("tcx program %d", tcx.Programs[0].ID), "bpftool net show dev " + name})
+		tcx, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: d.tcx})
+		if err != nil {
+			continue
+		}
+		if i := slices.IndexFunc(tcx.Programs, func(p link.AttachedProgram) bool { return !bpf.Ours(bpf.TCX, index, p.ID) }); i >= 0 {
+			found = append(found, Filter{name, d.hook, fmt.Sprintf("tcx program %d", tcx.Programs[i].ID), "bpftool net show dev " + name})
 		}
 	}
 	return found
