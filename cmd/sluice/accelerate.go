@@ -1,11 +1,20 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"sluice.dev/sluice/internal/accelerate/established"
+	"sluice.dev/sluice/internal/accelerate/sockets"
+	"sluice.dev/sluice/internal/accelerate/xdp"
+	"sluice.dev/sluice/internal/kernel/bpf"
+	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/preflight"
 )
 
 // accelerators are those that the flag --accelerate turns on.
@@ -15,10 +24,15 @@ type accelerators struct {
 	chosen []string
 }
 
-// register adds the flag; auto are the accelerators that nobody needs to know of, beside others.
-func (a *accelerators) register(fl *pflag.FlagSet, auto []string, others ...string) {
-	a.auto, a.known = auto, slices.Concat(auto, others)
-	fl.Var(a, "accelerate", "what eBPF programs make faster, parted by commas: "+strings.Join(a.known, ", ")+", or auto for "+strings.Join(auto, ", ")+"; where one cannot be, it costs speed alone, and 'sluice status' says why")
+// nodeAccelerators are those of a node. Who does not know of one need not, but for established.
+func nodeAccelerators() *accelerators {
+	auto := []string{sockets.Name, xdp.Drop}
+	return &accelerators{known: append(slices.Clone(auto), established.Name), auto: auto}
+}
+
+// register adds the flag.
+func (a *accelerators) register(fl *pflag.FlagSet) {
+	fl.Var(a, "accelerate", "what eBPF programs make faster, parted by commas: "+strings.Join(a.known, ", ")+", or auto for "+strings.Join(a.auto, ", ")+"; where one cannot be, it costs speed alone, and 'sluice status' says why")
 }
 
 // has reports whether one is to be on.
@@ -53,3 +67,44 @@ func (a *accelerators) Set(list string) error {
 
 // Type implements pflag.Value.
 func (a *accelerators) Type() string { return "names" }
+
+// check says of each chosen one whether it can be on, and at which uplinks it cannot, as programs of
+// others are there.
+func (a *accelerators) check(mode string) (results []preflight.Result) {
+	probes := map[string]func() error{sockets.Name: sockets.Probe, xdp.Drop: xdp.Probe, established.Name: established.Probe}
+	for _, name := range a.chosen {
+		err := bpf.Mounted()
+		if err == nil {
+			err = probes[name]()
+		}
+		if name == established.Name && mode != defaultMode {
+			err = errors.New("it works with --mode " + defaultMode + " alone")
+		}
+		r := preflight.Result{Check: name, Status: preflight.OK, Seen: "can be on"}
+		if err != nil {
+			r.Status, r.Seen = preflight.Warn, "cannot be on, which costs speed alone: "+bpf.Missing(err)
+		} else if there := others(name); len(there) > 0 {
+			r.Status, r.Seen = preflight.Warn, "can be on, but not where another program has one of its own: "+strings.Join(there, ", ")
+		}
+		results = append(results, r)
+	}
+	return results
+}
+
+// others are the programs at uplinks that an accelerator leaves alone.
+func others(accelerator string) (there []string) {
+	uplinks, _ := link.Here.Uplinks() // without netlink nothing else works either
+	for _, name := range uplinks {
+		at, err := net.InterfaceByName(name)
+		if err != nil {
+			continue // it has gone
+		}
+		for _, f := range link.Filters(at.Index) {
+			arrives := strings.HasPrefix(f.What, "XDP")
+			if arrives && accelerator == xdp.Drop || !arrives && f.Hook == "ingress" && accelerator == established.Name {
+				there = append(there, f.What+" at "+f.Device)
+			}
+		}
+	}
+	return there
+}

@@ -1,14 +1,23 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
+	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/internal/kernel/bpf"
 	"sluice.dev/sluice/internal/kernel/netns"
+	"sluice.dev/sluice/internal/preflight"
 	"sluice.dev/sluice/test/world"
 )
 
@@ -108,4 +117,59 @@ status: {phase: Running, podIP: 10.1.0.1, podIPs: [{ip: 10.1.0.1}]}
 		return strings.Contains(out, how)
 	})
 	says(t, socket, "why node/node-a 10.1.0.1:8080", "!translated at")
+}
+
+// TestPreflightAccelerate has preflight say which accelerators can be on, and that another's program
+// is left alone.
+func TestPreflightAccelerate(t *testing.T) {
+	t.Parallel()
+	world.MountBPF(t)
+	ns := nodeNS(t)
+	for _, line := range []string{"link add eth0 type veth peer other", "link set eth0 up", "link set other up", "address add 192.0.2.1/24 dev eth0", "route add default via 192.0.2.9"} {
+		if out, err := ns.Run("ip", strings.Fields(line)...); err != nil {
+			t.Fatal(err, string(out))
+		}
+	}
+	said := func(want map[string]string, args ...string) {
+		t.Helper()
+		var results []preflight.Result
+		if err := ns.Do(func() error {
+			_, out, _ := sluice(t, append([]string{"preflight", "-o", "json"}, args...)...)
+			return json.Unmarshal([]byte(out), &results)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, r := range results {
+			if slices.Contains([]string{"sockets", "drop", "established"}, r.Check) {
+				got[r.Check] = string(r.Status) + ": " + r.Seen
+			}
+		}
+		if !maps.EqualFunc(got, want, strings.HasPrefix) {
+			t.Errorf("%q: %q, want %q", args, got, want)
+		}
+	}
+	said(map[string]string{})
+	said(map[string]string{"sockets": "ok: can be on", "drop": "ok: can be on"}, "--accelerate=auto")
+	said(map[string]string{"established": "warn: cannot be on, which costs speed alone: it works with --mode nftables alone"}, "--accelerate=established", "--mode=userspace")
+
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "other", Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Close() }()
+	if err := ns.Do(func() error {
+		eth0, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		other, err := link.AttachTCX(link.TCXOptions{Program: p, Attach: ebpf.AttachTCXIngress, Interface: eth0.Index})
+		if err == nil {
+			t.Cleanup(func() { _ = other.Close() })
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	said(map[string]string{"drop": "ok: can be on", "established": "warn: can be on, but not where another program has one of its own: tcx program "}, "--accelerate=drop,established")
 }

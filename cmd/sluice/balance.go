@@ -74,7 +74,8 @@ func newBalanceCommand() *cobra.Command {
 	fl.StringVar(&o.config, "config", "", "`file` of farms, backends, addresses and policies, in nftlb's JSON")
 	fl.StringVar(&o.state, "state", "", "`file` that changes by the API are written to; where it is there, it is read in place of --config")
 	fl.StringVar(&o.mode, "mode", defaultMode, "`mode` in which farms are carried out: "+strings.Join(farmModes, " or "))
-	o.accelerate.register(fl, []string{xdp.DSR, xdp.Drop})
+	o.accelerate = accelerators{known: []string{xdp.DSR, xdp.Drop}, auto: []string{xdp.DSR, xdp.Drop}}
+	o.accelerate.register(fl)
 	o.api.register(fl)
 	fl.BoolVar(&o.lenient, "lenient", false, "go on with a default where nftlb does, with a warning, in place of an error")
 	fl.Uint32Var(&o.clients, "max-clients", 1<<20, "how many clients the kernel may remember for each purpose: persistence, and each kind of limit")

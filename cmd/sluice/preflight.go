@@ -29,6 +29,7 @@ func newPreflightCommand() *cobra.Command {
 	var socket, format string
 	var node nodeFlags
 	var policies, encrypt bool
+	accelerate := nodeAccelerators()
 	cmd := &cobra.Command{
 		Use:   "preflight",
 		Short: "Check whether this node can carry services and policy, and say how to fix what is missing",
@@ -36,7 +37,8 @@ func newPreflightCommand() *cobra.Command {
 forwarding, connection tracking, bridges, rules of other programs that would drop our
 traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-router),
 ports, service addresses that belong to a node, and memory limits; with --fabric, the devices of its
-mode, and settings of interfaces that are known to ruin tunnels.
+mode, and settings of interfaces that are known to ruin tunnels; with --accelerate, whether each can be
+on, and where not, as another program has one of its own there.
 
 With --fabric and the source of objects that the agent would have, the way to the other nodes is
 tried with packets as tunnels send them, and with --bgp that to BGP peers: a firewall between nodes
@@ -47,7 +49,7 @@ With --policies, and the source of objects that the agent would have, check the 
 before an agent enforces them: which are refused, by Sluice or by the kernel (they are programmed
 in a network namespace apart), what each choice of --unsupported would come to for those, which
 connections of this node policies would deny, and which select nothing. Nothing is changed. The flags are those that the agent is to have; without --policies, only
---mode, --policy, --fabric, --flow-offload and --service-cidr count. --mode auto says which mode
+--mode, --policy, --fabric, --flow-offload, --accelerate and --service-cidr count. --mode auto says which mode
 would be chosen, and why.
 
 The exit status is 3 if a check fails. Warnings do not count.`,
@@ -85,13 +87,14 @@ The exit status is 3 if a check fails. Warnings do not count.`,
 				Fabric: fabricNeeds(&node.compiler, encrypt), Nodes: cmp.Or(nodes, knownNodes(cmd.Context(), socket)), Mode: mode.name, ModeReason: why, Requirements: mode.requirements(), PolicyRequirements: mode.policy, Optional: optional,
 				Driver:  func(ctx context.Context) (name, lacks string, err error) { return node.probeDriver(ctx, mode, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
-			return showChecks(cmd, format, append(preflight.Check(facts), heard...), errNotReady)
+			return showChecks(cmd, format, slices.Concat(preflight.Check(facts), heard, accelerate.check(mode.name)), errNotReady)
 		},
 	}
 	node.register(cmd)
 	socketFlag(cmd, &socket)
 	cli.OutputFlag(cmd, &format)
 	cmd.Flags().Var(fabricMode{&node.compiler}, "fabric", "check for this mode of the pod network between nodes, as in 'sluice run'")
+	cmd.Flags().Var(accelerate, "accelerate", "check for what eBPF programs are to make faster, too, as in 'sluice run'")
 	cmd.Flags().BoolVar(&encrypt, "encrypt", false, "with --fabric: check for WireGuard, too")
 	cmd.Flags().BoolVar(&node.compiler.BGP, "bgp", false, "with --fabric: try the way to BGP peers, too")
 	cmd.Flags().BoolVar(&policies, "policies", false, "check policies, before they are enforced, in place of the node")

@@ -72,6 +72,30 @@ func Open(of driver.Driver, log *slog.Logger) *Driver {
 	return d
 }
 
+// Probe reports whether this kernel and these privileges suffice, and changes nothing.
+func Probe() error {
+	if err := mayMoveSockets(); err != nil {
+		return err
+	}
+	group, err := bpf.Cgroup()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = group.Close() }()
+	spec, err := loadBpf()
+	if err != nil {
+		return err
+	}
+	for _, m := range spec.Maps {
+		m.Pinning, m.MaxEntries = ebpf.PinNone, min(m.MaxEntries, 1)
+	}
+	var objs bpfObjects
+	if err := spec.LoadAndAssign(&objs, nil); err != nil {
+		return err
+	}
+	return objs.Close()
+}
+
 func (d *Driver) open() (err error) {
 	if d.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
 		return err

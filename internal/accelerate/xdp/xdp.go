@@ -87,6 +87,16 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	return d, nil
 }
 
+// Probe reports whether this kernel and these privileges suffice, and changes nothing. Whether the
+// driver of an interface does is another question.
+func Probe() error {
+	p, err := newProgram(Stages{}, newLists(), size{})
+	if err != nil {
+		return err
+	}
+	return p.close()
+}
+
 // Remove removes what a Driver has left in the calling thread's network namespace.
 func Remove() error {
 	pins, err := bpf.Own(bpf.XDP)

@@ -58,11 +58,19 @@ func (f Folder) Exists() bool {
 	return err == nil
 }
 
-// Make makes the folder. Its error wraps ErrNotMounted where it has nowhere to be.
-func (f Folder) Make() error {
+// Mounted returns ErrNotMounted where there is nowhere for folders to be.
+func Mounted() error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(Root, &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
 		return ErrNotMounted
+	}
+	return nil
+}
+
+// Make makes the folder. Its error wraps ErrNotMounted where it has nowhere to be.
+func (f Folder) Make() error {
+	if err := Mounted(); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(f.path, 0o700); err != nil {
 		return fmt.Errorf("make a folder in the BPF file system: %w", err)
