@@ -125,6 +125,8 @@ func (d *Drop) circumstance() string {
 		return "an ICMP error about a connection that is not the sender's own, as far as known"
 	case state.DropStray:
 		return "a TCP segment from a pod, of no connection that this node knows: it would arrive untranslated, and its receiver would end the connection; some are normal as connections end, and if they go on, see that requests come to the pod by this node, too"
+	case state.DropSourceRanges:
+		return "it comes from outside of the Service's loadBalancerSourceRanges"
 	case state.DropForeignTunnel:
 		return "a packet of the pod network's tunnels, from an address that no Node has"
 	}

@@ -15,5 +15,6 @@ const (
 	DropDenyList      Drop = "deny-list"      // on arrival
 	DropForeignError  Drop = "foreign-error"  // an ICMP error from a pod, about a connection that is not known to be its own
 	DropStray         Drop = "stray"          // a TCP segment from a pod, of no connection that is known
+	DropSourceRanges  Drop = "source-ranges"  // to a load balancer, from outside of its source ranges
 	DropForeignTunnel Drop = "foreign-tunnel" // to a tunnel of the pod network, from an address that is no node's
 )

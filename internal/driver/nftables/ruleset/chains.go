@@ -321,7 +321,7 @@ func (rs *Ruleset) podChains(fp *Family) []nft.Chain {
 
 // drops are the reasons that have a chain.
 func (rs *Ruleset) drops() []state.Drop {
-	all := []state.Drop{state.DropStray}
+	all := []state.Drop{state.DropStray, state.DropSourceRanges}
 	if rs.Policy != nil {
 		all = append(all, state.DropSpoofed, state.DropUnknownPod, state.DropUnknownDevice, state.DropPolicy, state.DropHost, state.DropTunnel, state.DropCut, state.DropDenyList, state.DropForeignError)
 	}
@@ -419,7 +419,7 @@ func (fp *Family) sourcesChain() nft.Chain {
 		network := nft.Masked(f.Saddr, bits)
 		c.Rules = append(c.Rules, rule().Family(f).Lookup(uint32(bits), fp.Sources, false, f.Daddr, nft.L4Proto, nft.Dport, network).Return())
 	}
-	c.Rules = append(c.Rules, rule().Drop())
+	c.Rules = append(c.Rules, rule().Goto(dropChain(state.DropSourceRanges)))
 	return c
 }
 
