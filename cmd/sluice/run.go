@@ -202,7 +202,7 @@ func run(cmd *cobra.Command, o runOptions) error {
 	served := base
 	var atSockets *sockets.Driver // nil: none
 	if o.accelerate.has(xdp.Drop) {
-		accelerated, err := xdp.Open(base, xdp.Options{Log: log, Stages: xdp.Stages{Deny: true}})
+		accelerated, err := xdp.Open(base, xdp.Options{Log: log, Stages: xdp.Stages{Drop: true}})
 		if err != nil {
 			return privilege(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sluice.dev/sluice/internal/accelerate/sockets"
+	"sluice.dev/sluice/internal/accelerate/xdp"
 	"sluice.dev/sluice/internal/driver"
 	"sluice.dev/sluice/internal/driver/iptables"
 	"sluice.dev/sluice/internal/driver/ipvs"
@@ -100,6 +101,18 @@ func TestAtSockets(t *testing.T) {
 		}
 		return at, nil
 	}, share{0, 4}, share{0, 4}, manyNames}.run(t, fates)
+}
+
+// TestEarlyDrop runs some of the tests with packets that are dropped as they arrive.
+func TestEarlyDrop(t *testing.T) {
+	world.MountBPF(t)
+	plane{func(t testing.TB, o options) (driver.Driver, error) {
+		d, err := openNFTables(t, o)
+		if err != nil {
+			return nil, err
+		}
+		return xdp.Open(d, xdp.Options{Log: o.Log, Stages: xdp.Stages{Drop: true}})
+	}, whole, share{1, 4}, manyNames}.run(t, []test{{"Rows", testRows, inAll}, {"RandomPackets", testRandomPackets, inAll}, {"Reasons", testReasons, inOne}})
 }
 
 // test is one of this package that any driver passes which carries out policy, except for what it

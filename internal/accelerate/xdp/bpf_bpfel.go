@@ -39,7 +39,7 @@ type bpfDevice struct {
 	_       structs.HostLayout
 	Mac     [6]uint8
 	Returns uint8
-	Zero    uint8
+	Serves  uint8
 }
 
 type bpfFarm struct {
@@ -110,11 +110,12 @@ type bpfSpan struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	bpfMapArrivals    = "arrivals"
 	bpfMapBackends    = "backends"
 	bpfMapChecks      = "checks"
 	bpfMapCounts      = "counts"
 	bpfMapDevices     = "devices"
-	bpfMapEverywhere  = "everywhere"
+	bpfMapFailsafes   = "failsafes"
 	bpfMapFarms       = "farms"
 	bpfMapMembers4    = "members4"
 	bpfMapMembers6    = "members6"
@@ -126,7 +127,6 @@ const (
 	bpfMapWays        = "ways"
 	bpfProgAccelerate = "accelerate"
 	bpfVarCounted     = "counted"
-	bpfVarWithDeny    = "with_deny"
 	bpfVarWithDrop    = "with_drop"
 	bpfVarWithDsr     = "with_dsr"
 )
@@ -180,11 +180,12 @@ type bpfProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfMapSpecs struct {
+	Arrivals   *ebpf.MapSpec `ebpf:"arrivals"`
 	Backends   *ebpf.MapSpec `ebpf:"backends"`
 	Checks     *ebpf.MapSpec `ebpf:"checks"`
 	Counts     *ebpf.MapSpec `ebpf:"counts"`
 	Devices    *ebpf.MapSpec `ebpf:"devices"`
-	Everywhere *ebpf.MapSpec `ebpf:"everywhere"`
+	Failsafes  *ebpf.MapSpec `ebpf:"failsafes"`
 	Farms      *ebpf.MapSpec `ebpf:"farms"`
 	Members4   *ebpf.MapSpec `ebpf:"members4"`
 	Members6   *ebpf.MapSpec `ebpf:"members6"`
@@ -201,7 +202,6 @@ type bpfMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
 	Counted  *ebpf.VariableSpec `ebpf:"counted"`
-	WithDeny *ebpf.VariableSpec `ebpf:"with_deny"`
 	WithDrop *ebpf.VariableSpec `ebpf:"with_drop"`
 	WithDsr  *ebpf.VariableSpec `ebpf:"with_dsr"`
 }
@@ -226,11 +226,12 @@ func (o *bpfObjects) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfMaps struct {
+	Arrivals   *ebpf.Map `ebpf:"arrivals"`
 	Backends   *ebpf.Map `ebpf:"backends"`
 	Checks     *ebpf.Map `ebpf:"checks"`
 	Counts     *ebpf.Map `ebpf:"counts"`
 	Devices    *ebpf.Map `ebpf:"devices"`
-	Everywhere *ebpf.Map `ebpf:"everywhere"`
+	Failsafes  *ebpf.Map `ebpf:"failsafes"`
 	Farms      *ebpf.Map `ebpf:"farms"`
 	Members4   *ebpf.Map `ebpf:"members4"`
 	Members6   *ebpf.Map `ebpf:"members6"`
@@ -244,11 +245,12 @@ type bpfMaps struct {
 
 func (m *bpfMaps) Close() error {
 	return _BpfClose(
+		m.Arrivals,
 		m.Backends,
 		m.Checks,
 		m.Counts,
 		m.Devices,
-		m.Everywhere,
+		m.Failsafes,
 		m.Farms,
 		m.Members4,
 		m.Members6,
@@ -266,7 +268,6 @@ func (m *bpfMaps) Close() error {
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
 	Counted  *ebpf.Variable `ebpf:"counted"`
-	WithDeny *ebpf.Variable `ebpf:"with_deny"`
 	WithDrop *ebpf.Variable `ebpf:"with_drop"`
 	WithDsr  *ebpf.Variable `ebpf:"with_dsr"`
 }

@@ -9,7 +9,7 @@
 struct device {
 	__u8 mac[ETH_ALEN];
 	__u8 returns; // frames that came by it can be sent by it
-	__u8 zero;
+	__u8 serves;  // farms, to those who send to it
 };
 
 struct {

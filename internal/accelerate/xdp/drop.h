@@ -5,12 +5,17 @@
 #pragma once
 
 #include "count.h"
+#include "device.h"
 #include "farm.h"
+#include "track.h"
 
 // What becomes of a packet whose source is on a list.
 #define LISTED_ALLOWED 0 // no later list is asked
 #define LISTED_DROPPED 1
-#define LISTED_LEFT 2 // nftables does more than to drop it
+#define LISTED_LEFT 2      // nftables does more than to drop it
+#define LISTED_DENIED 3    // dropped, but for some that nftables shows to people
+#define LISTED_UNTRACKED 4 // the same, unless it may be one of a port that stays open
+#define LISTED_NEW 5       // the same, unless it is of a connection that there is
 
 struct check {
 	__u32 list;   // with its length, a number
@@ -96,21 +101,56 @@ static __always_inline int listed(struct packet *p, __u32 first, __u32 checked, 
 	return LISTED_ALLOWED;
 }
 
-// The checks for all packets, of IPv4 and IPv6.
 struct span {
 	__u32 first;
 	__u32 checked;
 };
 
+// The checks for all packets that arrive by an interface: of IPv4 and of IPv6, by its index.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 2);
+	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct span);
-} everywhere SEC(".maps");
+} arrivals SEC(".maps");
 
-// When a processor has last left a packet that is denied to nftables, which shows some to people.
+// Ports that no policy closes, a bit each: TCP's as destinations, as sources, and UDP's.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 4 * 65536 / 64);
+	__type(key, __u32);
+	__type(value, __u64);
+} failsafes SEC(".maps");
+
+static __always_inline bool open_port(__u32 kind, __be16 port)
+{
+	__u32 bit = kind << 16 | bpf_ntohs(port), at = bit / 64;
+	__u64 *word = bpf_map_lookup_elem(&failsafes, &at);
+
+	return !word || *(volatile __u64 *)word >> (bit % 64) & 1;
+}
+
+// spared tells whether a packet may be one of a port that no policy closes.
+static __always_inline bool spared(struct packet *p)
+{
+	__be16 *ports = ports_of(p);
+	__u32 kind = p->protocol == IPPROTO_TCP ? 0 : 2;
+
+	switch (p->protocol) {
+	case IPPROTO_ICMP:
+		return !p->is4;
+	case IPPROTO_ICMPV6:
+		return p->is4;
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+		return !ports || open_port(kind, ports[1]) || open_port(kind + 1, ports[0]);
+	}
+	return true; // in IPv6, there may be more headers
+}
+
+// When a processor has last left a packet to nftables that it would have dropped.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -118,25 +158,58 @@ struct {
 	__type(value, __u64);
 } shown SEC(".maps");
 
-// denied returns what becomes of a packet that is dropped wherever it goes; 0: it is not. One in each
-// tick of the clock is left to nftables.
-static __always_inline int denied(struct packet *p)
+// shows tells whether a packet is left to nftables, which shows it to people: one in each tick of
+// the clock is.
+static __always_inline bool shows(void)
 {
-	__u32 zero = 0, family = !p->is4, counts = 0;
-	struct span *e = bpf_map_lookup_elem(&everywhere, &family);
-	__u64 *last = bpf_map_lookup_elem(&shown, &zero);
+	__u32 zero = 0;
+	__u64 *last = bpf_map_lookup_elem(&shown, &zero), now = bpf_jiffies64();
 
-	if (!e || !last)
-		return 0;
-	__u64 both = *(volatile __u64 *)e; // at once, as the agent writes it
-	if (listed(p, (__u32)both, both >> 32, &counts) != LISTED_DROPPED)
-		return 0;
-	__u64 now = bpf_jiffies64();
+	if (!last || *last == now)
+		return false;
+	*last = now;
+	return true;
+}
 
-	if (*last != now) {
-		*last = now;
+// judge returns what becomes of a packet by so many checks from a first one on; 0: they leave it to
+// others. Ours: it is plain, and for this machine.
+static __always_inline int judge(struct xdp_md *ctx, struct packet *p, bool ours, __u32 first, __u32 checked)
+{
+	__u32 counts = 0;
+
+	switch (listed(p, first, checked, &counts)) {
+	case LISTED_DROPPED:
+		count(p, counts);
+		return XDP_DROP;
+	case LISTED_LEFT:
 		return XDP_PASS;
+	case LISTED_DENIED:
+		break;
+	case LISTED_UNTRACKED:
+		if (!ours || spared(p))
+			return 0;
+		break;
+	case LISTED_NEW:
+		if (tracked(ctx, p))
+			return XDP_PASS;
+		break;
+	default:
+		return 0;
 	}
+	if (shows())
+		return XDP_PASS;
 	count(p, counts);
 	return XDP_DROP;
+}
+
+// judge_arrival is judge for the checks at the interface that a packet has come by.
+static __always_inline int judge_arrival(struct xdp_md *ctx, struct packet *p, bool ours)
+{
+	__u32 at = 2 * ctx->ingress_ifindex + !p->is4;
+	struct span *s = bpf_map_lookup_elem(&arrivals, &at);
+
+	if (!s)
+		return 0;
+	__u64 both = *(volatile __u64 *)s; // at once, as the agent writes it
+	return judge(ctx, p, ours, (__u32)both, both >> 32);
 }

@@ -15,6 +15,14 @@ func (d *Driver) Took() (n uint64) {
 	return n
 }
 
+// Dropped is how many packets the program has dropped.
+func (d *Driver) Dropped() (n uint64) {
+	for _, dropped := range d.dropped() {
+		n += dropped
+	}
+	return n
+}
+
 // Withdraw leaves farms to the base, as before a change of that.
 func (d *Driver) Withdraw(farms ...string) error {
 	d.mu.Lock()

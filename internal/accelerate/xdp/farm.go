@@ -42,8 +42,7 @@ const (
 // Stages are what a program does.
 type Stages struct {
 	DSR  bool // forward packets of farms in mode DSR
-	Drop bool // drop what farms' lists have dropped
-	Deny bool // drop what deny lists have dropped
+	Drop bool // drop what lists have dropped: of farms, or of a node
 }
 
 // String returns them as --accelerate has them.
@@ -52,20 +51,10 @@ func (s Stages) String() string {
 	if s.DSR {
 		names = append(names, DSR)
 	}
-	if s.Drop || s.Deny {
+	if s.Drop {
 		names = append(names, Drop)
 	}
 	return strings.Join(names, ",")
-}
-
-// busy reports whether there is anything for a program to do.
-func (s Stages) busy(held *state.Farms) bool {
-	for _, f := range held.Farms {
-		if len(s.halves(f)) > 0 {
-			return true
-		}
-	}
-	return s.Deny && held.Lists[denyList] != nil
 }
 
 // halves are what the program does for a farm, none for nil. The rest is left to the base: farms at

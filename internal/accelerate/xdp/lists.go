@@ -1,6 +1,7 @@
 package xdp
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 
@@ -18,10 +19,11 @@ type lists struct {
 	held    map[string]*list
 }
 
-// list is one that the maps hold.
+// list is one of networks. But for lengths, it does not change.
 type list struct {
-	*model.FarmList
-	lengths [2][129]int // prefixes by length
+	ranges  []model.AddressRange // sorted
+	then    uint8                // what becomes of a packet whose source is on it
+	lengths [2][129]int          // prefixes that maps hold, by length
 }
 
 // length is a length of prefixes of a list.
@@ -35,7 +37,21 @@ const (
 	allowed = iota
 	dropped
 	undecided // the base does more than to drop it
+	shown     // dropped, but for some that the base shows to people
+	unlessFailsafe
+	unlessKnown
 )
+
+// farmList is a balancer's.
+func farmList(l *model.FarmList) *list {
+	switch {
+	case l.Allow:
+		return &list{ranges: l.Ranges, then: allowed}
+	case l.Log:
+		return &list{ranges: l.Ranges, then: undecided}
+	}
+	return &list{ranges: l.Ranges, then: dropped}
+}
 
 func newLists() *lists { return &lists{numbers: map[length]uint32{}, held: map[string]*list{}} }
 
@@ -52,21 +68,18 @@ func (l *lists) close() (err error) {
 
 // follow has the maps hold lists of these names, or not where now has none. Where there is no room
 // the error is errFull: then they are to be held anew.
-func (l *lists) follow(now map[string]*model.FarmList, names []string) error {
+func (l *lists) follow(now map[string]*list, names []string) error {
 	if l.members[0] == nil && len(now) > 0 {
 		return errFull
 	}
 	for _, name := range names {
-		var old []model.AddressRange
-		next := &list{FarmList: now[name]}
-		if was := l.held[name]; was != nil {
-			old, next.lengths = was.Ranges, was.lengths
+		was, next := cmp.Or(l.held[name], &list{}), cmp.Or(now[name], &list{})
+		if was == next {
+			continue
 		}
-		if next.FarmList == nil {
-			next.FarmList = &model.FarmList{Name: name}
-		}
-		gone, come := model.DiffRanges(old, next.Ranges)
-		if err := errors.Join(l.change(next, gone, -1), l.change(next, come, 1)); err != nil {
+		next.lengths = was.lengths
+		gone, come := model.DiffRanges(was.ranges, next.ranges)
+		if err := errors.Join(l.change(name, next, gone, -1), l.change(name, next, come, 1)); err != nil {
 			delete(l.held, name) // what the maps have of it is not known
 			return err
 		}
@@ -78,7 +91,7 @@ func (l *lists) follow(now map[string]*model.FarmList, names []string) error {
 }
 
 // change has ranges of a list go, or come.
-func (l *lists) change(of *list, ranges []model.AddressRange, by int) error {
+func (l *lists) change(name string, of *list, ranges []model.AddressRange, by int) error {
 	for i, is4 := range []bool{true, false} {
 		b := batch{m: l.members[i], is4: is4, remove: by < 0}
 		for _, r := range ranges {
@@ -87,7 +100,7 @@ func (l *lists) change(of *list, ranges []model.AddressRange, by int) error {
 					continue
 				}
 				of.lengths[i][p.Bits()] += by
-				if err := b.add(l.number(of.Name, p.Bits()), p.Addr()); err != nil {
+				if err := b.add(l.number(name, p.Bits()), p.Addr()); err != nil {
 					return err
 				}
 			}
@@ -109,7 +122,7 @@ func (l *lists) number(name string, bits int) uint32 {
 }
 
 // anew makes other maps for these lists.
-func (l *lists) anew(now map[string]*model.FarmList) error {
+func (l *lists) anew(now map[string]*list) error {
 	if err := l.close(); err != nil {
 		return err
 	}
@@ -121,7 +134,7 @@ func (l *lists) anew(now map[string]*model.FarmList) error {
 	names := make([]string, 0, len(now))
 	for name, list := range now {
 		names = append(names, name)
-		for _, r := range list.Ranges {
+		for _, r := range list.ranges {
 			for range r.Prefixes() {
 				n[familyOf(r.First)]++
 			}
@@ -160,14 +173,7 @@ func (l *lists) checks(names []string, is4 bool) (all []bpfCheck, of []string, o
 			if n == 0 {
 				continue
 			}
-			c := bpfCheck{List: l.number(name, bits), Bits: uint8(bits), Then: dropped}
-			switch {
-			case list.Allow:
-				c.Then = allowed
-			case list.Log:
-				c.Then = undecided
-			}
-			all, of = append(all, c), append(of, name)
+			all, of = append(all, bpfCheck{List: l.number(name, bits), Bits: uint8(bits), Then: list.then}), append(of, name)
 		}
 	}
 	return all, of, len(all) <= mostChecks

@@ -21,12 +21,12 @@ var entries = flag.Int("entries", 50_000, "how many addresses TestLongList has; 
 // takes, how much memory it is, and how long processors have been kept from all else.
 func TestLongList(t *testing.T) {
 	newBench(t) // it skips the test where that cannot be
-	list := &model.FarmList{Name: "bad"}
+	bad := &list{then: dropped}
 	for i := range *entries {
 		a := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 1<<24+uint32(i)*2)))
-		list.Ranges = append(list.Ranges, model.AddressRange{First: a, Last: a})
+		bad.ranges = append(bad.ranges, model.AddressRange{First: a, Last: a})
 	}
-	now := map[string]*model.FarmList{"bad": list}
+	now := map[string]*list{"bad": bad}
 	l := newLists()
 	began, busy := time.Now(), processorTime()
 	if err := l.anew(now); err != nil {
@@ -39,14 +39,13 @@ func TestLongList(t *testing.T) {
 		t.Fatal(err)
 	}
 	bytes, _ := info.Memlock()
-	shorter := *list
-	shorter.Ranges = list.Ranges[1:]
+	shorter := &list{then: dropped, ranges: bad.ranges[1:]}
 	began = time.Now()
-	if err := l.follow(map[string]*model.FarmList{"bad": &shorter}, []string{"bad"}); err != nil {
+	if err := l.follow(map[string]*list{"bad": shorter}, []string{"bad"}); err != nil {
 		t.Fatal(err)
 	}
 	changed := time.Since(began)
-	if err := l.members[0].Lookup(bpfMember4{List: l.number("bad", 32), Addr: words(list.Ranges[0].First)[0]}, new(uint8)); err == nil {
+	if err := l.members[0].Lookup(bpfMember4{List: l.number("bad", 32), Addr: words(bad.ranges[0].First)[0]}, new(uint8)); err == nil {
 		t.Error("an address that has gone is there")
 	}
 	stall := stalled(func() {

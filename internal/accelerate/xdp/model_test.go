@@ -13,15 +13,16 @@ import (
 
 // A reference is what the program is to do, said in another way: by farms as they are declared.
 type reference struct {
-	mac   [6]byte // of the interface that frames arrive by
-	in    int     // its index
-	mtu   int     // of all interfaces
-	farms map[string]*state.Farm
-	lists map[string]*model.FarmList
-	deny  string                 // the list that all packets are looked up in; "": none is
-	macs  map[int][6]byte        // of interfaces
-	knows map[netip.Addr][6]byte // neighbours
-	takes map[int]bool           // interfaces that take frames
+	mac    [6]byte // of the interface that frames arrive by
+	in     int     // its index
+	mtu    int     // of all interfaces
+	farms  map[string]*state.Farm
+	lists  map[string]*model.FarmList
+	judges bool                   // all packets are looked up in the lists "denied", and "policy"
+	known  map[string]bool        // connections that there are: flow
+	macs   map[int][6]byte        // of interfaces
+	knows  map[netip.Addr][6]byte // neighbours
+	takes  map[int]bool           // interfaces that take frames
 }
 
 // Verdicts of linux/bpf.h.
@@ -36,10 +37,8 @@ const (
 // on.
 func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmBackend) {
 	frame := bytes.Clone(in)
-	if r.deny != "" {
-		if known, denied := r.onLists([]string{r.deny}, source(in)); known && denied {
-			return drop, in, nil
-		}
+	if r.judges && r.denies(in) {
+		return drop, in, nil
 	}
 	at := parseFrame(frame)
 	if at == nil || [6]byte(frame[:6]) != r.mac {
@@ -62,6 +61,8 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 		}
 		switch known, denied := r.onLists(f.Lists, source(in)); {
 		case !known:
+			return pass, in, nil
+		case denied && slices.Contains(f.Lists, sourceRanges) && (at.proto == 132 || r.known[at.flow()]):
 			return pass, in, nil
 		case denied:
 			return drop, in, nil
@@ -95,6 +96,46 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 		return redirect, frame, b
 	}
 	return pass, in, nil
+}
+
+// denies says whether a packet is dropped whatever it is for.
+func (r *reference) denies(frame []byte) bool {
+	src := source(frame)
+	if _, denied := r.onLists([]string{"denied"}, src); denied {
+		return true
+	}
+	if _, denied := r.onLists([]string{"policy"}, src); !denied || [6]byte(frame[:6]) != r.mac {
+		return false
+	}
+	ip, header, proto := frame[14:], 40, frame[20]
+	if src.Is4() {
+		header, proto = 20, frame[23]
+		if ip[0] != 0x45 || binary.BigEndian.Uint16(ip[6:])&0x3fff != 0 {
+			return false
+		}
+	}
+	switch {
+	case proto == 1 && src.Is4(), proto == 58 && src.Is6():
+		return true
+	case proto != 6 && proto != 17, len(ip) < header+4:
+		return false
+	}
+	return !open(proto, binary.BigEndian.Uint16(ip[header+2:]), false) && !open(proto, binary.BigEndian.Uint16(ip[header:]), true)
+}
+
+// open says whether a port is one that no policy closes.
+func open(proto uint8, port uint16, source bool) bool {
+	return proto == 6 && !source && port == 80 || proto == 17 && !source && port > 100 && port < 130 || proto == 17 && source && port >= 1<<15
+}
+
+// testFailsafes are those ports.
+func testFailsafes() *policies {
+	p := &policies{}
+	p.spare([]state.Rule{
+		{Destination: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.TCP, First: 80, Last: 80}, {Protocol: model.UDP, First: 101, Last: 129}}}}},
+		{Source: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.UDP, First: 1 << 15, Last: 1<<16 - 1}, {Protocol: model.SCTP, First: 1, Last: 9}}}}},
+	})
+	return p
 }
 
 // source is where a packet of IP comes from, whatever it carries.
@@ -210,6 +251,11 @@ func parseError(p *parsed, message []byte) *parsed {
 	}
 	p.dport, p.sport, p.isError = binary.BigEndian.Uint16(ports), binary.BigEndian.Uint16(ports[2:]), true
 	return p
+}
+
+// flow names the packet's flow.
+func (p *parsed) flow() string {
+	return fmt.Sprint(p.proto, netip.AddrPortFrom(p.src, p.sport), netip.AddrPortFrom(p.dst, p.dport))
 }
 
 // key is what nftables hashes: each field in as many words as it takes.

@@ -22,7 +22,8 @@ type program struct {
 	lists                          *lists
 	objs                           bpfObjects
 	farms, slots, backends, checks area
-	counts, everywhere             *ebpf.Memory
+	counts, arrivals, failsafes    *ebpf.Memory
+	judged                         map[int64]bool    // interfaces with lists
 	counted                        uint32            // how many counts there are for a processor
 	used                           uint32            // of them
 	tables                         map[digest]uint32 // first slot
@@ -75,8 +76,8 @@ type size struct {
 	devices                                                  uint32 // indexes up to that
 }
 
-// sizeOf is what farms take that are served at interfaces.
-func (of Stages) sizeOf(farms map[string]*state.Farm, devices map[int]struct{}) (s size) {
+// sizeOf is what farms take, where packets arrive.
+func (of Stages) sizeOf(farms map[string]*state.Farm, arrivals map[int]arrival) (s size) {
 	tables, targets, lists := map[digest]bool{}, map[target]bool{}, map[string]bool{}
 	for _, f := range farms {
 		all := of.halves(f)
@@ -106,11 +107,13 @@ func (of Stages) sizeOf(farms map[string]*state.Farm, devices map[int]struct{}) 
 			}
 		}
 	}
-	for index := range devices {
+	for index, a := range arrivals {
 		s.devices = max(s.devices, uint32(index)+1)
+		if n := uint32(len(a.judges())); n > 0 {
+			s.checks, s.counts = s.checks+2*mostChecks, s.counts+n
+		}
 	}
 	s.backends = uint32(len(targets))
-	s.checks += 2 * mostChecks // of deny lists
 	return s
 }
 
@@ -128,17 +131,17 @@ func newProgram(of Stages, l *lists, s size) (*program, error) {
 		return nil, fmt.Errorf("count processors: %w", err)
 	}
 	p := &program{
-		Stages: of, lists: l, checked: map[string]uint32{}, listed: map[string]uint32{},
+		Stages: of, lists: l, checked: map[string]uint32{}, listed: map[string]uint32{}, judged: map[int64]bool{},
 		counted: spare(s.counts), tables: map[digest]uint32{}, targets: make(map[target]uint32, s.backends), served: map[string]*served{}, owners: map[place]string{},
 		devices: map[uint32]bpfDevice{}, ways: map[uint32]bool{},
 	}
 	for name, n := range map[string]uint32{
 		bpfMapPlaces4: spare(s.places4), bpfMapPlaces6: spare(s.places6), bpfMapFarms: spare(s.farms), bpfMapSlots: spare(s.slots), bpfMapBackends: spare(s.backends),
-		bpfMapChecks: spare(s.checks), bpfMapCounts: p.counted * uint32(cpus), bpfMapDevices: spare(s.devices), bpfMapWays: spare(s.devices),
+		bpfMapChecks: spare(s.checks), bpfMapCounts: p.counted * uint32(cpus), bpfMapDevices: spare(s.devices), bpfMapArrivals: 2 * spare(s.devices), bpfMapWays: spare(s.devices),
 	} {
 		spec.Maps[name].MaxEntries = n
 	}
-	if err := errors.Join(spec.Variables[bpfVarCounted].Set(p.counted), spec.Variables[bpfVarWithDsr].Set(of.DSR), spec.Variables[bpfVarWithDrop].Set(of.Drop), spec.Variables[bpfVarWithDeny].Set(of.Deny)); err != nil {
+	if err := errors.Join(spec.Variables[bpfVarCounted].Set(p.counted), spec.Variables[bpfVarWithDsr].Set(of.DSR), spec.Variables[bpfVarWithDrop].Set(of.Drop)); err != nil {
 		return nil, err
 	}
 	members := map[string]*ebpf.Map{}
@@ -157,7 +160,7 @@ func newProgram(of Stages, l *lists, s size) (*program, error) {
 		}
 		*of = area{memory: memory, room: m.MaxEntries()}
 	}
-	for of, m := range map[**ebpf.Memory]*ebpf.Map{&p.counts: p.objs.Counts, &p.everywhere: p.objs.Everywhere} {
+	for of, m := range map[**ebpf.Memory]*ebpf.Map{&p.counts: p.objs.Counts, &p.arrivals: p.objs.Arrivals, &p.failsafes: p.objs.Failsafes} {
 		if *of, err = m.Memory(); err != nil {
 			return nil, errors.Join(err, p.close())
 		}
@@ -257,7 +260,7 @@ func (p *program) put(come *changes, name string, f *state.Farm) error {
 		if err != nil {
 			return err
 		}
-		checks, checked, ok, err := p.check(&h)
+		checks, checked, ok, err := p.checksOf(h.lists, h.is4)
 		if err != nil {
 			return err
 		}
@@ -281,29 +284,7 @@ func (p *program) put(come *changes, name string, f *state.Farm) error {
 	return nil
 }
 
-// check finds the first check of a farm's lists, and how many there are. Not ok: too many.
-func (p *program) check(h *half) (first, n uint32, ok bool, err error) {
-	return p.checksOf(h.lists, h.is4)
-}
-
-// deny has all packets be looked up in a list, wherever they go; "": in none. What has too many
-// lengths of prefixes is left to the base.
-func (p *program) deny(list string) error {
-	var b []byte
-	for _, is4 := range []bool{true, false} {
-		first, n, ok, err := p.checksOf([]string{list}, is4)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			n = 0
-		}
-		b = binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(b, first), n)
-	}
-	_, err := p.everywhere.WriteAt(b, 0)
-	return err
-}
-
+// checksOf finds the first check of lists, and how many there are. Not ok: too many.
 func (p *program) checksOf(lists []string, is4 bool) (first, n uint32, ok bool, err error) {
 	all, of, ok := p.lists.checks(lists, is4)
 	if !ok || len(all) == 0 {
@@ -316,7 +297,7 @@ func (p *program) checksOf(lists []string, is4 bool) (first, n uint32, ok bool, 
 	first = p.checks.used
 	for i, c := range all {
 		at, has := p.listed[of[i]]
-		if !has {
+		if !has && c.Then != allowed {
 			if at = p.used; p.used == p.counted {
 				return 0, 0, false, errFull
 			}

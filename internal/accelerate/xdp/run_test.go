@@ -13,6 +13,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	farm "sluice.dev/sluice/internal/balancer/compile"
 	"sluice.dev/sluice/internal/driver"
@@ -21,7 +24,7 @@ import (
 	"sluice.dev/sluice/test/world"
 )
 
-var all = Stages{DSR: true, Drop: true, Deny: true}
+var all = Stages{DSR: true, Drop: true}
 
 // bench is a program at an interface, with farms and neighbours.
 type bench struct {
@@ -35,7 +38,7 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 	b := &bench{t: t, host: world.NewHost(t, "balancer")}
 	far := world.NewHost(t, "far")
 	b.host.Forward()
-	b.reference = reference{mtu: 1500, farms: map[string]*state.Farm{}, macs: map[int][6]byte{}, knows: map[netip.Addr][6]byte{}, takes: map[int]bool{}}
+	b.reference = reference{mtu: 1500, farms: map[string]*state.Farm{}, macs: map[int][6]byte{}, knows: map[netip.Addr][6]byte{}, known: map[string]bool{}, takes: map[int]bool{}}
 	indexes := map[string]int{}
 	for i, device := range []string{"front", "back", "silent"} {
 		b.host.Join(device, far, device)
@@ -67,12 +70,19 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 	}
 	var err error
 	b.lists = testLists()
-	l := newLists()
+	l, lists := newLists(), map[string]*list{}
 	t.Cleanup(func() { _ = l.close() })
-	if err := l.anew(b.lists); err != nil {
+	for name, list := range b.lists {
+		lists[name] = farmList(list)
+		if then, is := map[string]uint8{"denied": shown, "policy": unlessFailsafe, sourceRanges: unlessKnown}[name]; is {
+			lists[name].then = then
+		}
+	}
+	lists[denyList] = lists["denied"]
+	if err := l.anew(lists); err != nil {
 		t.Fatal(err)
 	}
-	if b.program, err = newProgram(all, l, all.sizeOf(b.farms, map[int]struct{}{b.in: {}})); err != nil {
+	if b.program, err = newProgram(all, l, all.sizeOf(b.farms, map[int]arrival{b.in: {}})); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.program.close() })
@@ -84,7 +94,7 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 	}
 	var at link.Link
 	b.host.In(func() error {
-		if err := b.program.equip(map[uint32]bpfDevice{uint32(b.in): {Mac: b.mac, Returns: 1}}, ways); err != nil {
+		if err := b.program.equip(map[uint32]bpfDevice{uint32(b.in): {Mac: b.mac, Returns: 1, Serves: 1}}, ways); err != nil {
 			return err
 		}
 		at, err = link.AttachXDP(link.XDPOptions{Program: b.program.objs.Accelerate, Interface: b.in, Flags: link.XDPDriverMode})
@@ -237,8 +247,9 @@ func testFarms() (all []*model.Farm) {
 	add("many", 92, model.RoundRobin, 0, behind...).Lists = []string{"many"}
 	listed := add("snat-listed", 93, model.RoundRobin, 0, behind...)
 	listed.Mode, listed.Lists = model.SNAT, []string{"bad"}
+	add("closed", 94, model.RoundRobin, 0).Lists = []string{"good", sourceRanges}
 	add("snat", 88, model.RoundRobin, 0, behind...).Mode = model.SNAT
-	add("range", 89, model.RoundRobin, 0, behind...).Addresses[0].Ports[0].Last = 94
+	add("range", 89, model.RoundRobin, 0, behind...).Addresses[0].Ports[0].Last = 89 + 3
 	for by := model.FlowKey(1); by < 64; by++ {
 		add(fmt.Sprintf("hash-%d", by), 100+uint16(by), model.Hash, by, behind...)
 	}
@@ -262,6 +273,9 @@ func testLists() map[string]*model.FarmList {
 	add("bad", "192.0.2.0/24", "192.0.3.7/32", "203.0.113.64/27", "2001:db8:bad::/48", "2001:db8::9/128", "2001:db8:0:0:8000::/65")
 	add("good", "192.0.2.128/25", "2001:db8:bad:1::/64").Allow = true
 	add("logged", "192.0.2.0/24", "2001:db8:bad::/48").Log = true
+	add("denied", "192.0.3.8/32", "203.0.113.64/28", "2001:db8::8/128")
+	add("policy", "192.0.2.0/24", "192.0.3.0/29", "2001:db8:bad::/48", "2001:db8::/125")
+	add(sourceRanges, "0.0.0.0/0", "::/0")
 	many := &model.FarmList{Name: "many", Ranges: []model.AddressRange{{First: netip.MustParseAddr("192.0.0.1"), Last: netip.MustParseAddr("192.255.255.254")}, {First: netip.MustParseAddr("2001:db8::1"), Last: netip.MustParseAddr("2001:db8:ffff:ffff:ffff:ffff:ffff:fffe")}}}
 	all["many"] = many
 	return all
@@ -285,6 +299,7 @@ func TestLists(t *testing.T) {
 			{"192.0.2.1", 91, pass}, {"192.0.1.1", 91, redirect}, {"2001:db8:bad::1", 91, pass},
 			{"192.0.2.1", 92, drop}, {"198.51.100.1", 92, redirect}, {"2001:db8::1", 92, pass}, {"2001:db9::1", 92, pass},
 			{"192.0.2.1", 93, drop}, {"192.0.1.1", 93, pass}, {"2001:db8:bad::1", 93, drop},
+			{"192.0.2.128", 94, pass}, {"2001:db8:bad:1::1", 94, pass},
 			{"192.0.2.1", 80, redirect},
 		} {
 			dst := "10.9.0.1"
@@ -303,6 +318,65 @@ func TestLists(t *testing.T) {
 			t.Errorf("the list has dropped %d packets", n.Times)
 		}
 	}
+}
+
+// TestNode has packets meet what a node drops: by deny lists, doNotTrack policies and source ranges.
+func TestNode(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, testFarms()...)
+	b.inNamespace(func() {
+		b.judge()
+		for _, proto := range []uint8{6, 17} {
+			b.know(proto, "198.51.100.7:4001", "10.9.0.1:94")
+			b.know(proto, "[2001:db8:1::7]:4001", "[fd09::1]:94")
+		}
+		for _, tt := range []struct {
+			src, dst     string
+			proto        uint8
+			sport, dport uint16
+			want         uint32
+		}{
+			{"192.0.3.8", "10.9.0.1", 6, 4000, 80, drop}, // on a deny list, which spares no port
+			{"192.0.3.8", "10.9.0.9", 132, 4000, 9, drop},
+			{"2001:db8::8", "fd09::9", 17, 40000, 101, drop},
+			{"192.0.2.1", "10.9.0.9", 6, 4000, 443, drop}, // by a policy
+			{"192.0.2.1", "10.9.0.9", 6, 4000, 80, pass},
+			{"192.0.2.1", "10.9.0.9", 6, 40000, 443, drop},
+			{"192.0.2.1", "10.9.0.9", 17, 4000, 443, drop},
+			{"192.0.2.1", "10.9.0.9", 17, 40000, 443, pass},
+			{"192.0.2.1", "10.9.0.9", 17, 4000, 101, pass},
+			{"192.0.2.1", "10.9.0.9", 17, 4000, 100, drop},
+			{"192.0.2.1", "10.9.0.9", 17, 4000, 129, pass},
+			{"192.0.2.1", "10.9.0.9", 17, 4000, 130, drop},
+			{"192.0.2.1", "10.9.0.9", 132, 4000, 443, pass}, // its ports are not known here
+			{"192.0.2.1", "10.9.0.9", 1, 4000, 443, drop},
+			{"192.0.2.1", "10.9.0.9", 58, 4000, 443, pass},
+			{"2001:db8:bad::1", "fd09::9", 58, 4000, 443, drop},
+			{"2001:db8:bad::1", "fd09::9", 0, 4000, 443, pass}, // more headers
+			{"2001:db8:bad::1", "fd09::9", 6, 4000, 443, drop},
+			{"2001:db8:bad::1", "fd09::9", 6, 4000, 80, pass},
+			{"192.0.2.129", "10.9.0.1", 17, 40000, 94, pass}, // a load balancer's
+			{"192.0.2.1", "10.9.0.1", 17, 40000, 94, drop},
+			{"198.51.100.7", "10.9.0.1", 17, 4000, 94, drop},
+			{"198.51.100.7", "10.9.0.1", 6, 4000, 94, drop},
+			{"198.51.100.7", "10.9.0.1", 17, 4001, 94, pass}, // a connection from before
+			{"198.51.100.7", "10.9.0.1", 6, 4001, 94, pass},
+			{"198.51.100.7", "10.9.0.1", 132, 4000, 94, pass}, // SCTP's connections are not known here
+			{"2001:db8:1::7", "fd09::1", 6, 4000, 94, drop},
+			{"2001:db8:1::7", "fd09::1", 6, 4001, 94, pass},
+			{"2001:db8:1::7", "fd09::1", 17, 4001, 94, pass},
+			{"2001:db8:1::7", "fd09::1", 17, 4002, 94, drop},
+		} {
+			if got := b.agree(b.packet(tt.src, tt.dst, tt.proto, tt.sport, tt.dport, 9)); got != tt.want {
+				t.Errorf("%+v: verdict %d", tt, got)
+			}
+		}
+		elsewhere := b.packet("192.0.2.1", "10.9.0.9", 6, 4000, 443, 0)
+		elsewhere[0] = 6
+		if got := b.agree(elsewhere); got != pass {
+			t.Errorf("for another machine: verdict %d", got)
+		}
+	})
 }
 
 // TestFrames has single frames meet their fate, in both families.
@@ -479,11 +553,8 @@ func TestMutations(t *testing.T) {
 	var verdicts [5]int
 	b.inNamespace(func() {
 		for i := 0; i < n && !t.Failed(); i++ {
-			if i == n/2 { // from now on
-				b.deny = "bad"
-				if err := b.program.deny(b.deny); err != nil {
-					t.Error(err)
-				}
+			if i == n/2 {
+				b.judge()
 			}
 			verdicts[b.agree(b.mutant(r))]++
 		}
@@ -492,6 +563,33 @@ func TestMutations(t *testing.T) {
 	if verdicts[redirect] < n/5 || verdicts[pass] < n/5 {
 		t.Errorf("verdicts: %v", verdicts)
 	}
+}
+
+// judge has all packets be looked up in lists from now on.
+func (b *bench) judge() {
+	b.judges = true
+	if err := b.program.judge(map[int]arrival{b.in: {serves: true, denies: true, policies: []string{"policy"}}}, testFailsafes().failsafes[:]); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// know has there be a connection.
+func (b *bench) know(proto uint8, src, dst string) {
+	from, to := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)
+	ends := netlink.IPTuple{Protocol: proto, SrcIP: from.Addr().AsSlice(), DstIP: to.Addr().AsSlice(), SrcPort: from.Port(), DstPort: to.Port()}
+	answers := netlink.IPTuple{Protocol: proto, SrcIP: ends.DstIP, DstIP: ends.SrcIP, SrcPort: ends.DstPort, DstPort: ends.SrcPort}
+	family := uint8(unix.AF_INET6)
+	if from.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	flow := netlink.ConntrackFlow{FamilyType: family, Forward: ends, Reverse: answers, TimeOut: 600}
+	if proto == unix.IPPROTO_TCP {
+		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: nl.TCP_CONNTRACK_ESTABLISHED}
+	}
+	if err := netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(family), &flow); err != nil {
+		b.t.Error(err)
+	}
+	b.known[(&parsed{src: from.Addr(), dst: to.Addr(), sport: from.Port(), dport: to.Port(), proto: proto}).flow()] = true
 }
 
 // mutant makes a frame.
@@ -506,7 +604,7 @@ func (b *bench) mutant(r *rand.Rand) []byte {
 	case 1:
 		src = map[bool]string{true: "192.0.3.", false: "2001:db8::"}[dst == "10.9.0.1"] + fmt.Sprint(r.IntN(10))
 	}
-	ports := []uint16{80, 81, 82, 83, 84, 85, 86, 87, 87, 87, 88, 89, 90, 90, 91, 92, 93, 200, 201}
+	ports := []uint16{80, 94, 81, 82, 83, 84, 85, 86, 87, 87, 87, 88, 89, 90, 90, 91, 92, 93, 200, 201}
 	port := ports[r.IntN(len(ports))]
 	if r.IntN(2) == 0 {
 		port = 100 + uint16(r.IntN(66))

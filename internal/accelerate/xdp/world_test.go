@@ -1,6 +1,7 @@
 package xdp_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -124,7 +125,25 @@ func (w *site) apply(p driver.Plan, err error) {
 
 func (w *site) adopt() {
 	w.t.Helper()
-	w.apply(w.driver.Adopt(w.t.Context(), w.state, driver.Keep{}))
+	adopt(w.t, w.driver, w.state)
+}
+
+// adopt has a driver adopt a state. The kernel may take a moment until a former driver's table has
+// no owner any more.
+func adopt(t *testing.T, d driver.Driver, want *state.State) {
+	t.Helper()
+	for end := time.Now().Add(world.Patience); ; time.Sleep(time.Millisecond) {
+		p, err := d.Adopt(t.Context(), want, driver.Keep{})
+		if err == nil {
+			err = p.Apply(t.Context())
+		}
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, driver.ErrBusy) || time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
 }
 
 // set has the balancer serve farms, by what changed alone once it has served any.

@@ -10,7 +10,6 @@
 char _license[] SEC("license") = "Dual BSD/GPL"; // a helper is for the GPL alone
 
 // What is done; the verifier takes out what is not.
-const volatile bool with_deny;
 const volatile bool with_drop;
 const volatile bool with_dsr;
 
@@ -20,16 +19,17 @@ int accelerate(struct xdp_md *ctx)
 	struct packet p = {};
 	struct device *d = find_device(ctx);
 	enum parsed parsed = parse(ctx, &p);
+	bool plain = parsed == PARSED_PORTS && d && ours(&p, d);
 	struct farm *f;
 	bool error;
 
-	if (with_deny && parsed != PARSED_NOTHING) {
-		int verdict = denied(&p);
+	if (with_drop && parsed != PARSED_NOTHING) {
+		int verdict = judge_arrival(ctx, &p, plain);
 
 		if (verdict)
 			return verdict;
 	}
-	if (parsed != PARSED_PORTS || !d || !ours(&p, d))
+	if (!plain || !d->serves)
 		return XDP_PASS;
 	error = !whole(&p);
 	if (error && !quotes(&p))
@@ -38,15 +38,10 @@ int accelerate(struct xdp_md *ctx)
 	if (!f || (error && !f->slots)) // no other farm's errors are led to backends here
 		return XDP_PASS;
 	if (with_drop && f->checked) {
-		__u32 counts = 0;
+		int verdict = judge(ctx, &p, true, f->checks, f->checked);
 
-		switch (listed(&p, f->checks, f->checked, &counts)) {
-		case LISTED_DROPPED:
-			count(&p, counts);
-			return XDP_DROP;
-		case LISTED_LEFT:
-			return XDP_PASS;
-		}
+		if (verdict)
+			return verdict;
 	}
 	if (with_dsr && f->slots && finished(&p))
 		return direct(ctx, &p, f, d);

@@ -25,7 +25,6 @@ import (
 	"sluice.dev/sluice/internal/kernel/bpf"
 	netlink "sluice.dev/sluice/internal/kernel/link"
 	"sluice.dev/sluice/internal/kernel/netns"
-	"sluice.dev/sluice/internal/model"
 	"sluice.dev/sluice/internal/state"
 )
 
@@ -60,8 +59,13 @@ type Driver struct {
 	left    map[int]left      // interfaces that are left to the base
 	shut    []string          // interfaces that lead to backends and take no frames from programs
 	why     string            // nothing is accelerated, though something could be
-	denied  *model.FarmList   // what the base denies, as it was last read
-	arrival map[int]struct{}  // interfaces that farms are served at
+	work    work
+	// Of a node's work: what doNotTrack policies deny, and whether there have been source ranges.
+	// The program stays where these are looked up, as some network cards begin anew with it: no
+	// Service that comes and goes is to have them do so again and again.
+	policies  policies
+	restricts bool
+	kept      bool // the base may hold policies that the state lacks
 }
 
 // left is an interface that is left to the base, as it was, and why.
@@ -76,7 +80,7 @@ var _ driver.Driver = (*Driver)(nil)
 // to be. If it fails, the driver is closed.
 func Open(of driver.Driver, o Options) (*Driver, error) {
 	o.Log = cmp.Or(o.Log, slog.Default())
-	d := &Driver{Driver: of, options: o, lists: newLists(), links: map[int]link.Link{}, left: map[int]left{}}
+	d := &Driver{Driver: of, options: o, lists: newLists(), links: map[int]link.Link{}, left: map[int]left{}, work: work{farms: map[string]*state.Farm{}, lists: map[string]*list{}}}
 	var err error
 	if d.here, err = netns.OpenPath("/proc/thread-self/ns/net"); err != nil {
 		return nil, errors.Join(err, of.Close())
@@ -137,6 +141,7 @@ func (d *Driver) Purge(ctx context.Context) error {
 
 // Status says how it fares. Safe for concurrent use.
 func (d *Driver) Status() driver.Accelerator {
+	dropped := d.dropped()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var lines []string
@@ -146,11 +151,8 @@ func (d *Driver) Status() driver.Accelerator {
 	for _, name := range d.shut {
 		lines = append(lines, fmt.Sprintf("not out of %s: it takes no frames from programs, as far as the kernel tells", name))
 	}
-	if d.program != nil {
-		sums := d.program.read()
-		for _, list := range slices.Sorted(maps.Keys(d.program.listed)) {
-			lines = append(lines, fmt.Sprintf("%d packets dropped by %s", sums[driver.Backend{Name: list}].Times, list))
-		}
+	for _, list := range slices.Sorted(maps.Keys(dropped)) {
+		lines = append(lines, fmt.Sprintf("%d packets dropped by %s", dropped[list], list))
 	}
 	return driver.Accelerator{Name: d.options.String(), Off: d.why, Note: strings.Join(lines, "; ")}
 }
@@ -175,10 +177,10 @@ func (d *Driver) Traffic(ctx context.Context) (map[driver.Backend]driver.Traffic
 	return all, nil
 }
 
-// Capabilities implements driver.Driver. What deny lists have dropped is counted together.
+// Capabilities implements driver.Driver. What both drop is counted together.
 func (d *Driver) Capabilities() driver.Capabilities {
 	c := d.Driver.Capabilities()
-	if c.Counter != nil && d.options.Deny {
+	if c.Counter != nil {
 		c.Counter = counter{c.Counter, d}
 	}
 	return c
@@ -196,21 +198,47 @@ func (c counter) DropCounts(ctx context.Context) (map[state.Drop]uint64, error) 
 	if err != nil {
 		return nil, err
 	}
-	c.d.mu.Lock()
-	defer c.d.mu.Unlock()
-	if c.d.program != nil {
-		counts[state.DropDenyList] += c.d.program.read()[driver.Backend{Name: denyList}].Times
+	for list, n := range c.d.dropped() {
+		counts[reason(list)] += n
 	}
 	return counts, nil
+}
+
+// PolicyCounters implements driver.Counter.
+func (c counter) PolicyCounters(ctx context.Context) ([]driver.PolicyCounter, error) {
+	counts, err := c.Counter.PolicyCounters(ctx)
+	dropped := c.d.dropped()
+	for i := range counts {
+		counts[i].Denied += dropped[counts[i].Policy.String()]
+	}
+	return counts, err
+}
+
+// dropped is how many packets lists have dropped in the program.
+func (d *Driver) dropped() map[string]uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := map[string]uint64{}
+	if d.program != nil {
+		sums := d.program.read()
+		for list := range d.program.listed {
+			all[list] = sums[driver.Backend{Name: list}].Times
+		}
+	}
+	return all
 }
 
 // Adopt implements driver.Driver.
 func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	p, err := d.Driver.Adopt(ctx, want, keep)
-	if err != nil || want.Farms == nil && want.Policy == nil {
+	if err != nil || want.Farms == nil && want.Policy == nil && want.Services == nil {
 		return p, err
 	}
-	return &plan{Plan: p, d: d, devices: true, deny: true, all: true}, nil
+	about := &plan{Plan: p, d: d, all: true, kept: d.kept}
+	if want.Policy != nil {
+		about.kept = p.Kept().Policy > 0
+	}
+	return about, nil
 }
 
 // Update implements driver.Driver.
@@ -219,7 +247,20 @@ func (d *Driver) Update(ctx context.Context, delta state.Delta) (driver.Plan, er
 	if err != nil {
 		return nil, err
 	}
-	return &plan{Plan: p, d: d, farms: slices.Collect(maps.Keys(delta.Farms.Farms)), lists: slices.Collect(maps.Keys(delta.Farms.Lists)), devices: len(delta.Farms.Devices) > 0, deny: delta.Policy.Denied != nil}, nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	about := &plan{Plan: p, d: d, farms: slices.Collect(maps.Keys(delta.Farms.Farms)), lists: slices.Collect(maps.Keys(delta.Farms.Lists)),
+		devices: len(delta.Farms.Devices)+len(delta.Policy.HostDevices) > 0, denied: delta.Policy.Denied != nil, hosts: len(delta.Policy.Hosts) > 0}
+	for id := range delta.Policy.Lists {
+		_, uses := d.policies.uses[id]
+		about.hosts = about.hosts || uses
+	}
+	for k, f := range delta.Services.Frontends {
+		if d.restricted(k, f) {
+			about.frontends = append(about.frontends, k)
+		}
+	}
+	return about, nil
 }
 
 // Tampered implements driver.Driver. It follows interfaces, too.
@@ -235,16 +276,27 @@ func (d *Driver) Tampered(ctx context.Context) (bool, error) {
 // plan is a plan of the base's, with the farms that it may change.
 type plan struct {
 	driver.Plan
-	d       *Driver
-	farms   []string
-	lists   []string
-	devices bool // it may change where they are served
-	deny    bool // it may change what is denied
-	all     bool // it adopts: it may change any
+	d         *Driver
+	farms     []string
+	lists     []string
+	frontends []state.FrontendKey // with other source ranges
+	devices   bool                // it may change where they are served
+	denied    bool                // it may change deny lists
+	hosts     bool                // it may change doNotTrack policies
+	all       bool                // it adopts: it may change any
+	kept      bool                // see Driver.kept
+}
+
+// idle reports whether it changes nothing that the program knows.
+func (p *plan) idle() bool {
+	return len(p.farms)+len(p.lists)+len(p.frontends) == 0 && !p.devices && !p.denied && !p.hosts && !p.all
 }
 
 // Apply implements driver.Plan.
 func (p *plan) Apply(ctx context.Context) error {
+	if p.idle() {
+		return p.Plan.Apply(ctx)
+	}
 	d := p.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -252,10 +304,13 @@ func (p *plan) Apply(ctx context.Context) error {
 	case p.all && p.Len() > 0:
 		d.stop("")
 	case d.program != nil:
+		for _, k := range p.frontends {
+			p.farms = append(p.farms, k.String())
+		}
 		p.farms = d.program.naming(p.farms, p.lists)
 		err := d.program.withdraw(p.farms)
-		if p.deny {
-			err = errors.Join(err, d.program.deny(""))
+		if p.denied || p.hosts {
+			err = errors.Join(err, d.program.judge(nil, d.policies.failsafes[:]))
 		}
 		if err != nil {
 			d.stop(err.Error())
@@ -264,8 +319,14 @@ func (p *plan) Apply(ctx context.Context) error {
 	if err := p.Plan.Apply(ctx); err != nil {
 		return err // the farms stay withdrawn until the base is adopted
 	}
+	d.kept = d.kept && !p.all || p.kept
 	d.Held(func(held *state.State) {
-		if err := d.step(p, d.wanted(p, held)); err != nil {
+		if held.Farms == nil {
+			d.node(p, held)
+		} else {
+			d.balance(held.Farms)
+		}
+		if err := d.step(p); err != nil {
 			d.options.Log.Warn("packets are not accelerated", "error", err)
 			d.stop(bpf.Missing(err))
 		}
@@ -273,61 +334,38 @@ func (p *plan) Apply(ctx context.Context) error {
 	return nil
 }
 
-// denyList is the name that deny lists have together; no farm's list has it.
-const denyList = "deny lists"
-
-// wanted is what the program is to do of what the base holds. Deny lists become one list.
-func (d *Driver) wanted(p *plan, held *state.State) *state.Farms {
-	farms := held.Farms
-	if farms == nil {
-		farms = state.NewFarms()
+// balance has the work be what a balancer holds.
+func (d *Driver) balance(held *state.Farms) {
+	d.work = work{farms: held.Farms, lists: map[string]*list{}, arrivals: map[int]arrival{}}
+	for name, l := range held.Lists {
+		d.work.lists[name] = farmList(l)
 	}
-	d.arrival = maps.Clone(farms.Devices)
-	if !d.options.Deny || held.Policy == nil {
-		return farms
-	}
-	farms = state.NewFarms()
-	for _, device := range held.Policy.Denied.Devices {
-		d.arrival[device.Index] = struct{}{}
-	}
-	if d.denied == nil || p.deny {
-		d.denied = denied(held.Policy.Denied)
-	}
-	if len(d.denied.Ranges) > 0 {
-		farms.Lists[denyList] = d.denied
-	}
-	return farms
-}
-
-// denied are deny lists as one list.
-func denied(d state.Denied) *model.FarmList {
-	l := &model.FarmList{Name: denyList}
-	for _, list := range d.Lists {
-		for _, p := range list.Prefixes {
-			l.Ranges = append(l.Ranges, model.AddressRange{First: p.Addr(), Last: model.Last(p)})
+	for _, f := range held.Farms {
+		if len(d.options.halves(f)) > 0 {
+			for index := range held.Devices {
+				d.work.arrivals[index] = arrival{serves: true}
+			}
+			return
 		}
 	}
-	slices.SortFunc(l.Ranges, func(a, b model.AddressRange) int { return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last)) })
-	l.Ranges = slices.Compact(l.Ranges)
-	return l
 }
 
-// step brings the program in step with what the base holds that a plan is about. Another one is
-// made where there is none, or it has no room, or all may differ.
-func (d *Driver) step(p *plan, held *state.Farms) error {
-	if p.deny && d.options.Deny {
-		p.lists = append(p.lists, denyList)
+// step brings the program in step with the work that a plan is about. Another one is made where
+// there is none, or it has no room, or all may differ.
+func (d *Driver) step(p *plan) error {
+	if len(d.work.arrivals) == 0 {
+		return d.renew()
 	}
-	err := d.stepLists(p, held.Lists)
-	if err == nil && d.program != nil && !p.all && d.options.busy(held) {
+	err := d.stepLists(p)
+	if err == nil && d.program != nil && !p.all {
 		some := make(map[string]*state.Farm, len(p.farms))
 		for _, name := range p.farms {
-			some[name] = held.Farms[name]
+			some[name] = d.work.farms[name]
 		}
-		if err = d.program.serve(some); err == nil && d.options.Deny {
-			err = d.program.deny(denyList)
+		if err = d.program.serve(some); err == nil {
+			err = d.program.judge(d.work.arrivals, d.policies.failsafes[:])
 		}
-		if err == nil && (p.devices || p.deny) {
+		if err == nil && (p.devices || p.denied || p.hosts || len(p.frontends) > 0) {
 			d.attach(d.program)
 		}
 		if !errors.Is(err, errFull) {
@@ -337,33 +375,33 @@ func (d *Driver) step(p *plan, held *state.Farms) error {
 	if err != nil && !errors.Is(err, errFull) {
 		return err
 	}
-	return d.renew(held)
+	return d.renew()
 }
 
 // stepLists brings the maps of lists in step. With errFull, other maps have taken their place.
-func (d *Driver) stepLists(p *plan, held map[string]*model.FarmList) error {
-	if !d.options.Drop && !d.options.Deny {
+func (d *Driver) stepLists(p *plan) error {
+	if !d.options.Drop {
 		return nil
 	}
 	names := p.lists
 	if p.all {
-		names = slices.Concat(slices.Collect(maps.Keys(held)), slices.Collect(maps.Keys(d.lists.held)))
+		names = slices.Concat(slices.Collect(maps.Keys(d.work.lists)), slices.Collect(maps.Keys(d.lists.held)))
 	}
-	err := d.lists.follow(held, names)
+	err := d.lists.follow(d.work.lists, names)
 	if errors.Is(err, errFull) {
-		err = cmp.Or(d.lists.anew(held), errFull)
+		err = cmp.Or(d.lists.anew(d.work.lists), errFull)
 	}
 	return err
 }
 
-// renew puts another program with all farms in the place of what runs, if there are any.
-func (d *Driver) renew(held *state.Farms) error {
+// renew puts another program with all of the work in the place of what runs, if there is any.
+func (d *Driver) renew() error {
 	d.why = ""
-	if !d.options.busy(held) {
+	if len(d.work.arrivals) == 0 {
 		d.stop("")
 		return d.lists.close()
 	}
-	s := d.options.sizeOf(held.Farms, d.arrival)
+	s := d.options.sizeOf(d.work.farms, d.work.arrivals)
 	if err := d.pins.Make(); err != nil {
 		return err
 	}
@@ -371,8 +409,8 @@ func (d *Driver) renew(held *state.Farms) error {
 	if err != nil {
 		return err
 	}
-	if err = next.serve(held.Farms); err == nil && d.options.Deny {
-		err = next.deny(denyList)
+	if err = next.serve(d.work.farms); err == nil {
+		err = next.judge(d.work.arrivals, d.policies.failsafes[:])
 	}
 	if err != nil {
 		return errors.Join(err, next.close())
@@ -413,8 +451,8 @@ func (d *Driver) attachHere(p *program) error {
 	}
 	devices, ways := map[uint32]bpfDevice{}, map[uint32]bool{}
 	for index, c := range cards {
-		if _, serves := d.arrival[index]; serves && unfit(c) == "" {
-			devices[uint32(index)] = bpfDevice{Mac: c.MAC, Returns: number(c.ReturnsFrames)}
+		if a, here := d.arrives(index, c); here && unfit(c) == "" && (a.serves || len(a.policies) > 0) {
+			devices[uint32(index)] = bpfDevice{Mac: c.MAC, Returns: number(c.ReturnsFrames), Serves: number(a.serves)}
 		}
 		if c.TakesFrames {
 			ways[uint32(index)] = true
@@ -433,9 +471,9 @@ func (d *Driver) attachHere(p *program) error {
 	}
 	slices.Sort(d.shut)
 	for index, c := range cards {
-		_, serves := d.arrival[index]
+		_, here := d.arrives(index, c)
 		switch l := d.links[index]; {
-		case !serves:
+		case !here:
 			d.detach(index, p)
 		case unfit(c) != "":
 			d.detach(index, p)
@@ -451,6 +489,16 @@ func (d *Driver) attachHere(p *program) error {
 		}
 	}
 	return nil
+}
+
+// arrives returns what there is to do at an interface, if there is anything. Of what comes to IP by
+// another one, or by no wire, a node drops only what deny lists do.
+func (d *Driver) arrives(index int, c netlink.Card) (a arrival, is bool) {
+	a = d.work.arrivals[index]
+	if a.node && !c.Wire {
+		a = arrival{denies: a.denies}
+	}
+	return a, a.serves || a.denies || len(a.policies) > 0
 }
 
 // unfit says why packets that arrive by an interface are left to the base; "": they need not be.

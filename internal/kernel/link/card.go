@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/mdlayher/genetlink"
 	wire "github.com/mdlayher/netlink"
@@ -14,6 +15,9 @@ import (
 type Card struct {
 	Name string
 	MAC  [6]byte // zero: it is no Ethernet
+	// Wire reports whether what arrives is IP's by this interface: it is no port of another one, and
+	// no tunnel and the like.
+	Wire bool
 	// VLANs reports whether others are made of it for VLANs.
 	VLANs bool
 	// TakesFrames reports whether frames can be sent by it from a program at another interface, as
@@ -23,6 +27,9 @@ type Card struct {
 	// ReturnsFrames reports whether frames that came by it can be sent by it.
 	ReturnsFrames bool
 }
+
+// wires are the types of interfaces that a wire may be behind, or what seems one.
+var wires = []string{"device", "veth", "bond"}
 
 // Cards returns the interfaces but for loopback, by index.
 func (r *Reader) Cards() (map[int]Card, error) {
@@ -37,7 +44,7 @@ func (r *Reader) Cards() (map[int]Card, error) {
 	cards := make(map[int]Card, len(links))
 	for _, l := range links {
 		a := l.Attrs()
-		c := Card{Name: a.Name, TakesFrames: features[a.Index]&takesFrames != 0 && a.Flags&net.FlagUp != 0}
+		c := Card{Name: a.Name, Wire: a.MasterIndex == 0 && slices.Contains(wires, l.Type()), TakesFrames: features[a.Index]&takesFrames != 0 && a.Flags&net.FlagUp != 0}
 		if len(a.HardwareAddr) == len(c.MAC) && a.EncapType == "ether" {
 			c.MAC = [6]byte(a.HardwareAddr)
 		}

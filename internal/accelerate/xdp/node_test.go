@@ -1,0 +1,296 @@
+package xdp_test
+
+import (
+	"maps"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"sluice.dev/sluice/internal/accelerate/xdp"
+	"sluice.dev/sluice/internal/driver"
+	"sluice.dev/sluice/internal/driver/nftables"
+	"sluice.dev/sluice/internal/model"
+	"sluice.dev/sluice/internal/state"
+	"sluice.dev/sluice/test/world"
+)
+
+// node is a node with servers of its own, and a client on a network with it, which has four
+// addresses: those that end in 2 and 3.
+type node struct {
+	*testing.T
+	client, host *world.Host
+	want         *state.State
+	front        int // the interface to the client
+	d            *xdp.Driver
+}
+
+const (
+	balanced4 = "203.0.113.9"
+	balanced6 = "2001:db8:113::9"
+	refused   = 300 * time.Millisecond // how long nothing comes back from where nothing is to come from
+)
+
+func newNode(t *testing.T) *node {
+	n := &node{T: t, client: world.NewHost(t, "client"), host: world.NewHost(t, "node"), want: &state.State{Services: state.NewServices(), Policy: state.NewPolicy()}}
+	world.MountBPF(t)
+	n.host.Forward()
+	n.client.Join("eth0", n.host, "front")
+	n.client.Address("eth0", "10.0.0.2/24", "10.0.0.3/24", "fd00::2/64", "fd00::3/64")
+	n.host.Address("front", "10.0.0.1/24", "fd00::1/64")
+	n.client.Gateway("10.0.0.1", "fd00::1")
+	n.host.Serve("node", ":53", ":80")
+	n.front = n.host.Device("front").Attrs().Index
+	n.want.Policy.HostDevices[n.front] = struct{}{}
+	n.open()
+	t.Cleanup(func() {
+		_ = n.d.Close()
+		n.host.In(xdp.Remove)
+	})
+	return n
+}
+
+// open has a process begin to serve.
+func (n *node) open() {
+	n.Helper()
+	n.host.In(func() error {
+		base, err := nftables.Open(nftables.Options{Options: driver.Options{Policy: true}})
+		if err == nil {
+			n.d, err = xdp.Open(base, xdp.Options{Stages: xdp.Stages{Drop: true}})
+		}
+		return err
+	})
+	adopt(n.T, n.d, n.want.Clone())
+}
+
+// change has the state be another one.
+func (n *node) change(delta state.Delta) {
+	n.Helper()
+	n.want.Apply(delta)
+	p, err := n.d.Update(n.Context(), delta)
+	if err == nil {
+		err = p.Apply(n.Context())
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// counted is how many packets have been dropped for a reason, and how many of them by the program.
+func (n *node) counted(reason state.Drop) (all, early uint64) {
+	n.Helper()
+	counts, err := n.d.Capabilities().Counter.DropCounts(n.Context())
+	if err != nil {
+		n.Fatal(err)
+	}
+	return counts[reason], n.d.Dropped()
+}
+
+// answers fails the test unless servers answer the client at each of its addresses.
+func (n *node) answers(when, to4, to6 string, from ...string) {
+	n.Helper()
+	for _, from := range from {
+		for _, network := range []string{"tcp", "udp"} {
+			if g, err := n.client.Ask(network, from, atFamily(from, to4, to6), world.Patience); err != nil {
+				n.Errorf("%s, %s from %s: %+v, %v; %v", when, network, from, g, err, n.d.Status())
+			}
+		}
+	}
+}
+
+// drops fails the test unless each packet from addresses is dropped for a reason, nearly all of them
+// by the program; not early: all by the base.
+func (n *node) drops(when string, reason state.Drop, early bool, to4, to6 string, from ...string) {
+	n.Helper()
+	const sent = 200
+	for _, from := range from {
+		all, before := n.counted(reason)
+		c, err := n.client.Dial("udp", from, atFamily(from, to4, to6), world.Patience)
+		if err != nil {
+			n.Fatal(err)
+		}
+		for range sent {
+			if _, err := c.Write([]byte("ask\n")); err != nil {
+				n.Fatal(err)
+			}
+		}
+		_ = c.Close()
+		now, after := n.counted(reason)
+		now, after = now-all, after-before
+		if least := map[bool]uint64{true: sent / 2}[early]; now != sent || after < least || !early && after > 0 {
+			n.Errorf("%s, from %s: %d of %d packets were dropped, %d by the program; %v", when, from, now, sent, after, n.d.Status())
+		}
+	}
+}
+
+func atFamily(from, to4, to6 string) string {
+	if netip.MustParseAddr(from).Is4() {
+		return to4
+	}
+	return to6
+}
+
+// runs says whether a program runs at the interface to the client.
+func (n *node) runs() bool {
+	return strings.Contains(n.host.Exec("ip", "link", "show", "front"), "prog/xdp")
+}
+
+// balanced are frontends of a load balancer that are closed to all but some sources.
+func balanced(ranges ...string) map[state.FrontendKey]*state.Frontend {
+	all := map[state.FrontendKey]*state.Frontend{}
+	for addr, backend := range map[string]string{balanced4: "10.0.0.1:53", balanced6: "[fd00::1]:53"} {
+		at := netip.MustParseAddr(addr)
+		f := &state.Frontend{Service: model.Name{Namespace: "shop", Name: "web"}, Kind: state.LoadBalancer, Backends: []netip.AddrPort{netip.MustParseAddrPort(backend)}}
+		f.Alive, f.Serving = f.Backends, f.Backends
+		for _, r := range ranges {
+			if p := netip.MustParsePrefix(r); p.Addr().Is4() == at.Is4() {
+				f.SourceRanges = append(f.SourceRanges, p)
+			}
+		}
+		for _, p := range []model.Protocol{model.TCP, model.UDP} {
+			all[state.FrontendKey{Addr: at, Protocol: p, Port: 80}] = f
+		}
+	}
+	return all
+}
+
+// TestSourceRanges has load balancers' addresses be closed to some sources, and what the base lets
+// pass be let pass: connections from before, and whatever comes to other ports and addresses.
+func TestSourceRanges(t *testing.T) {
+	t.Parallel()
+	const to4, to6 = balanced4 + ":80", "[" + balanced6 + "]:80"
+	n := newNode(t)
+	n.change(state.Delta{Services: state.ServicesDelta{Frontends: balanced()}})
+	if n.runs() {
+		t.Error("a program runs without source ranges")
+	}
+	var open []net.Conn
+	for _, from := range []string{"10.0.0.3", "fd00::3"} {
+		for _, network := range []string{"tcp", "udp"} {
+			c, err := n.client.Dial(network, from, atFamily(from, to4, to6), world.Patience)
+			if err == nil {
+				_, err = world.Exchange(c, world.Patience)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+			open = append(open, c)
+		}
+	}
+	check := func(when string, early bool) {
+		t.Helper()
+		n.answers(when, to4, to6, "10.0.0.2", "fd00::2")
+		n.answers(when+", itself", "10.0.0.1:80", "[fd00::1]:80", "10.0.0.3", "fd00::3")
+		n.drops(when, state.DropSourceRanges, early, to4, to6, "10.0.0.3", "fd00::3")
+		if _, err := n.client.Dial("tcp", "10.0.0.3", to4, refused); !world.TimedOut(err) {
+			t.Errorf("%s: %v", when, err)
+		}
+		for _, c := range open {
+			if _, err := world.Exchange(c, world.Patience); err != nil {
+				t.Errorf("%s, over a connection from before: %v", when, err)
+			}
+		}
+	}
+	closed := balanced("10.0.0.2/32", "192.0.2.0/24", "fd00::2/127", "2001:db8::/32")
+	for k, f := range closed {
+		if k.Addr.Is6() {
+			f.SourceRanges[0] = netip.MustParsePrefix("fd00::2/128")
+		}
+	}
+	n.change(state.Delta{Services: state.ServicesDelta{Frontends: closed}})
+	check("closed", true)
+
+	var over atomic.Bool
+	var asked atomic.Int64
+	var clients sync.WaitGroup
+	for _, from := range []string{"10.0.0.2", "fd00::2"} {
+		clients.Go(func() {
+			for !over.Load() {
+				if _, err := n.client.Ask("udp", from, atFamily(from, to4, to6), world.Patience); err != nil {
+					t.Errorf("while ranges change: %v", err)
+					return
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	for i := range 20 { // ranges come and go that matter to nobody here, and endpoints
+		next := maps.Clone(closed)
+		for k, f := range next {
+			other := *f
+			if other.SourceRanges = append(other.SourceRanges[:1:1], f.SourceRanges[1:]...); i%2 == 0 {
+				other.SourceRanges = other.SourceRanges[:1]
+			}
+			next[k] = &other
+		}
+		n.change(state.Delta{Services: state.ServicesDelta{Frontends: next}})
+		for before := asked.Load(); asked.Load() < before+20 && !t.Failed(); {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	over.Store(true)
+	clients.Wait()
+
+	if err := n.d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n.open()
+	check("another process", true)
+	n.change(state.Delta{Policy: state.PolicyDelta{HostDevices: map[int]bool{n.front: false}}})
+	n.change(state.Delta{Policy: state.PolicyDelta{HostDevices: map[int]bool{n.front: true}}})
+	check("the interface was another's for a moment", true)
+	n.change(state.Delta{Policy: state.PolicyDelta{Hosts: map[int]*state.Host{n.front: {Name: "edge", Device: "front", UntrackedIn: "none"}}, Rules: map[state.RulesID]*state.Rules{"none": {ID: "none"}}}})
+	n.drops("a doNotTrack policy might pass services by", state.DropSourceRanges, false, to4, to6, "10.0.0.3", "fd00::3")
+	n.change(state.Delta{Policy: state.PolicyDelta{Hosts: map[int]*state.Host{n.front: nil}}})
+	check("none does", true)
+
+	n.change(state.Delta{Services: state.ServicesDelta{Frontends: balanced()}})
+	n.answers("open", to4, to6, "10.0.0.2", "10.0.0.3", "fd00::3")
+	if !n.runs() {
+		t.Error("the program goes with the last source ranges: some network cards begin anew then")
+	}
+	n.change(state.Delta{Services: state.ServicesDelta{Frontends: closed}})
+	check("closed again", true)
+	gone := map[state.FrontendKey]*state.Frontend{}
+	for k := range closed {
+		gone[k] = nil
+	}
+	n.change(state.Delta{Services: state.ServicesDelta{Frontends: gone}})
+	for _, from := range []string{"10.0.0.3", "fd00::3"} { // it is passed on to nobody, and not dropped by us
+		all, early := n.counted(state.DropSourceRanges)
+		_, _ = n.client.Ask("udp", from, atFamily(from, to4, to6), refused)
+		if now, after := n.counted(state.DropSourceRanges); now != all || after != early {
+			t.Error("packets are dropped by source ranges of a service that has gone")
+		}
+	}
+}
+
+// TestOtherProgram has source ranges hold where another program's XDP program is.
+func TestOtherProgram(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "other", Type: ebpf.XDP, License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Close() }()
+	var other link.Link
+	n.host.In(func() (err error) {
+		other, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: n.front, Flags: link.XDPDriverMode})
+		return err
+	})
+	defer func() { _ = other.Close() }()
+	n.change(state.Delta{Services: state.ServicesDelta{Frontends: balanced("10.0.0.2/32", "fd00::2/128")}})
+	n.drops("by the base", state.DropSourceRanges, false, balanced4+":80", "["+balanced6+"]:80", "10.0.0.3", "fd00::3")
+	if note := n.d.Status().Note; !strings.Contains(note, "not at front: another program's XDP program is there") {
+		t.Errorf("status: %q", note)
+	}
+}
