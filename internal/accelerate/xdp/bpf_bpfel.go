@@ -110,25 +110,26 @@ type bpfSpan struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	bpfMapArrivals    = "arrivals"
-	bpfMapBackends    = "backends"
-	bpfMapChecks      = "checks"
-	bpfMapCounts      = "counts"
-	bpfMapDevices     = "devices"
-	bpfMapFailsafes   = "failsafes"
-	bpfMapFarms       = "farms"
-	bpfMapMembers4    = "members4"
-	bpfMapMembers6    = "members6"
-	bpfMapNeighbours  = "neighbours"
-	bpfMapPlaces4     = "places4"
-	bpfMapPlaces6     = "places6"
-	bpfMapShown       = "shown"
-	bpfMapSlots       = "slots"
-	bpfMapWays        = "ways"
-	bpfProgAccelerate = "accelerate"
-	bpfVarCounted     = "counted"
-	bpfVarWithDrop    = "with_drop"
-	bpfVarWithDsr     = "with_dsr"
+	bpfMapArrivals     = "arrivals"
+	bpfMapBackends     = "backends"
+	bpfMapChecks       = "checks"
+	bpfMapCounts       = "counts"
+	bpfMapDevices      = "devices"
+	bpfMapFailsafes    = "failsafes"
+	bpfMapFarms        = "farms"
+	bpfMapMembers4     = "members4"
+	bpfMapMembers6     = "members6"
+	bpfMapNeighbours   = "neighbours"
+	bpfMapPlaces4      = "places4"
+	bpfMapPlaces6      = "places6"
+	bpfMapShown        = "shown"
+	bpfMapSlots        = "slots"
+	bpfMapWays         = "ways"
+	bpfProgAccelerate  = "accelerate"
+	bpfVarCounted      = "counted"
+	bpfVarWithDrop     = "with_drop"
+	bpfVarWithDsr      = "with_dsr"
+	bpfVarWithTracking = "with_tracking"
 )
 
 // loadBpf returns the embedded CollectionSpec for bpf.
@@ -201,9 +202,10 @@ type bpfMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
-	Counted  *ebpf.VariableSpec `ebpf:"counted"`
-	WithDrop *ebpf.VariableSpec `ebpf:"with_drop"`
-	WithDsr  *ebpf.VariableSpec `ebpf:"with_dsr"`
+	Counted      *ebpf.VariableSpec `ebpf:"counted"`
+	WithDrop     *ebpf.VariableSpec `ebpf:"with_drop"`
+	WithDsr      *ebpf.VariableSpec `ebpf:"with_dsr"`
+	WithTracking *ebpf.VariableSpec `ebpf:"with_tracking"`
 }
 
 // bpfObjects contains all objects after they have been loaded into the kernel.
@@ -267,9 +269,10 @@ func (m *bpfMaps) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
-	Counted  *ebpf.Variable `ebpf:"counted"`
-	WithDrop *ebpf.Variable `ebpf:"with_drop"`
-	WithDsr  *ebpf.Variable `ebpf:"with_dsr"`
+	Counted      *ebpf.Variable `ebpf:"counted"`
+	WithDrop     *ebpf.Variable `ebpf:"with_drop"`
+	WithDsr      *ebpf.Variable `ebpf:"with_dsr"`
+	WithTracking *ebpf.Variable `ebpf:"with_tracking"`
 }
 
 // bpfPrograms contains all programs after they have been loaded into the kernel.

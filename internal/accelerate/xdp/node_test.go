@@ -46,6 +46,8 @@ func newNode(t *testing.T) *node {
 	n.client.Address("eth0", "10.0.0.2/24", "10.0.0.3/24", "fd00::2/64", "fd00::3/64")
 	n.host.Address("front", "10.0.0.1/24", "fd00::1/64")
 	n.client.Gateway("10.0.0.1", "fd00::1")
+	n.host.Neighbour("front", n.client, "eth0", "fd00::2", "fd00::3") // who is denied cannot ask for neighbours, either
+	n.client.Neighbour("eth0", n.host, "front", "fd00::1")
 	n.host.Serve("node", ":53", ":80")
 	n.front = n.host.Device("front").Attrs().Index
 	n.want.Policy.HostDevices[n.front] = struct{}{}

@@ -19,6 +19,7 @@ import (
 // changes takes more room, and what it had is lost until then.
 type program struct {
 	Stages
+	tracks                         bool // connection tracking is asked, which not every kernel lets a program do
 	lists                          *lists
 	objs                           bpfObjects
 	farms, slots, backends, checks area
@@ -150,7 +151,15 @@ func newProgram(of Stages, l *lists, s size) (*program, error) {
 			spec.Maps[name].MaxEntries, members[name] = m.MaxEntries(), m
 		}
 	}
-	if err := spec.LoadAndAssign(&p.objs, &ebpf.CollectionOptions{MapReplacements: members}); err != nil {
+	for _, p.tracks = range []bool{of.Drop, false} {
+		if err = spec.Variables[bpfVarWithTracking].Set(p.tracks); err == nil {
+			err = spec.LoadAndAssign(&p.objs, &ebpf.CollectionOptions{MapReplacements: members})
+		}
+		if err == nil || !p.tracks {
+			break
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
 	for of, m := range map[*area]*ebpf.Map{&p.farms: p.objs.Farms, &p.slots: p.objs.Slots, &p.backends: p.objs.Backends, &p.checks: p.objs.Checks} {

@@ -33,6 +33,8 @@ static __always_inline __be16 *ports_of(struct packet *p)
 	return (void *)(ports + 2) > p->end ? NULL : ports;
 }
 
+const volatile bool with_tracking; // the kernel has these functions
+
 // tracked tells whether a plain packet may be of a connection that the kernel knows.
 static __always_inline bool tracked(struct xdp_md *ctx, struct packet *p)
 {
@@ -41,7 +43,7 @@ static __always_inline bool tracked(struct xdp_md *ctx, struct packet *p)
 	__be16 *ports = ports_of(p);
 	struct nf_conn *ct;
 
-	if (!ports || !bpf_xdp_ct_lookup) // not on this kernel
+	if (!ports || !with_tracking)
 		return true;
 	if (p->is4) {
 		tuple.ipv4.saddr = p->ip4->saddr;

@@ -151,6 +151,9 @@ func (d *Driver) Status() driver.Accelerator {
 	for _, name := range d.shut {
 		lines = append(lines, fmt.Sprintf("not out of %s: it takes no frames from programs, as far as the kernel tells", name))
 	}
+	if d.program != nil && !d.program.tracks && d.restricts {
+		lines = append(lines, "source ranges are left to the base: a program cannot ask this kernel's connection tracking")
+	}
 	for _, list := range slices.Sorted(maps.Keys(dropped)) {
 		lines = append(lines, fmt.Sprintf("%d packets dropped by %s", dropped[list], list))
 	}
