@@ -13,6 +13,7 @@ import (
 
 	"sluice.dev/sluice/test/bench/chart"
 	"sluice.dev/sluice/test/bench/harness"
+	"sluice.dev/sluice/test/bench/load"
 	"sluice.dev/sluice/test/bench/peer"
 	"sluice.dev/sluice/test/bench/report"
 	"sluice.dev/sluice/test/lab/plan"
@@ -25,12 +26,17 @@ var Bandwidth = harness.Experiment{
 	Title: "Bandwidth between pods of two nodes, over that between the nodes",
 	How: "One TCP stream of iperf3 from node to node, from a pod to a pod of the other node, and from a node to a pod of the other, in each mode, one shortly after the other. " +
 		"All of it are namespaces of one machine with an MTU of 1,500, so both ends and the way between cost CPU that the other parts lack. " +
-		"The sender is on one CPU and the receiver on another. By hand: routes, tunnels as flannel or an administrator makes them, and nothing else on the nodes.",
+		"The sender is on one CPU and the receiver on another. A gigabyte is sent by one thread that is client and server, whose CPU time counts. By hand: routes, tunnels as flannel or an administrator makes them, and nothing else on the nodes.",
 	Run:    runBandwidth,
 	Charts: bandwidthCharts,
 }
 
-const bandwidth = "bandwidth"
+const (
+	bandwidth = "bandwidth"
+	gigabyte  = "CPU time of a gigabyte"
+
+	copyPort = 5202
+)
 
 // The ways that are measured.
 const (
@@ -71,6 +77,19 @@ func runBandwidth(ctx context.Context, r *harness.Run) error {
 				r.Note("%s, %s, by hand: %s of node to node.", mode, way, ratio(r.Result, kind{byHand, mode}, way))
 			}
 		}
+		for _, metric := range []string{bandwidth, gigabyte} {
+			own, fast, hand := r.Find(sluice, 0, variant(mode, podPod), metric), r.Find(accelerated, 0, variant(mode, podPod), metric), r.Find(byHand, 0, variant(mode, podPod), metric)
+			if own == nil || fast == nil || hand == nil {
+				continue
+			}
+			got, what := report.Ratios(fast, hand), fmt.Sprintf("%s, %s, %s over the same by hand", mode, podPod, metric)
+			if metric == bandwidth {
+				r.Goal(what+", with --accelerate established", "≥ 1.00", got.String(), got.Median >= 1)
+			} else {
+				r.Goal(what+", with --accelerate established", "≤ 1.00", got.String(), got.Median <= 1)
+			}
+			r.Note("%s, without it: %s.", what, report.Ratios(own, hand))
+		}
 	}
 	return nil
 }
@@ -91,6 +110,18 @@ func measureBandwidth(ctx context.Context, r *harness.Run, n *network) error {
 		}
 		r.Add(report.Measurement{Dataplane: n.by, Variant: variant(n.mode, way.name), Metric: bandwidth, Unit: "Gbit/s"}, bits/1e9)
 	}
+	const times = 5
+	var each []float64
+	for range times {
+		copied, err := load.Copy(ctx, load.CopyConfig{
+			Client: n.client, Backend: n.server, Target: netip.AddrPortFrom(n.serverAddr, copyPort), Port: copyPort, Duration: r.Short(200*time.Millisecond, 50*time.Millisecond),
+		})
+		if err != nil {
+			return err
+		}
+		each = append(each, copied.CPU.Seconds()*1e3/float64(copied.Bytes)*1e9)
+	}
+	r.Add(report.Measurement{Dataplane: n.by, Variant: variant(n.mode, podPod), Metric: gigabyte, Unit: "ms"}, report.SpreadOf(each).Median)
 	return nil
 }
 
@@ -149,7 +180,7 @@ func iperf(ctx context.Context, from, to *netns.NS, addr netip.Addr, d time.Dura
 func bandwidthCharts(r *report.Result) []report.Figure {
 	c := chart.Chart{
 		Kind: chart.Bars, Title: "Bandwidth over that from node to node", Subtitle: "one TCP stream, MTU 1,500; higher is better", YLabel: "ratio",
-		Series: []chart.Series{{Name: "Sluice"}, {Name: "by hand"}, {Name: "published, Calico"}},
+		Series: []chart.Series{{Name: "Sluice"}, {Name: "Sluice, established"}, {Name: "by hand"}, {Name: "published, Calico"}},
 	}
 	for _, mode := range modes {
 		for _, way := range []string{podPod, nodePod} {
@@ -158,7 +189,7 @@ func bandwidthCharts(r *report.Result) []report.Figure {
 				continue
 			}
 			c.Categories = append(c.Categories, variant(mode, way))
-			for i, s := range []report.Spread{own, ratio(r, kind{byHand, mode}, way), {Median: published[mode][way], Min: published[mode][way], Max: published[mode][way]}} {
+			for i, s := range []report.Spread{own, ratio(r, kind{accelerated, mode}, way), ratio(r, kind{byHand, mode}, way), {Median: published[mode][way], Min: published[mode][way], Max: published[mode][way]}} {
 				c.Series[i].Values = append(c.Series[i].Values, chart.Value{Y: s.Median, Low: s.Min, High: s.Max})
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
+	"sluice.dev/sluice/internal/accelerate/established"
 	"sluice.dev/sluice/internal/pods/attach"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/lab"
@@ -28,8 +29,9 @@ var app embed.FS
 
 // The programs that make a network.
 const (
-	sluice = "sluice"
-	byHand = "by hand"
+	sluice      = "sluice"
+	accelerated = "sluice, established"
+	byHand      = "by hand"
 )
 
 // kind is what makes a network, and in which mode.
@@ -49,7 +51,7 @@ func kinds(r *harness.Run, modes ...plan.Fabric) (all []kind) {
 				continue
 			}
 		}
-		all = append(all, kind{sluice, mode}, kind{byHand, mode})
+		all = append(all, kind{sluice, mode}, kind{accelerated, mode}, kind{byHand, mode})
 	}
 	return all
 }
@@ -88,8 +90,11 @@ func newNetwork(ctx context.Context, r *harness.Run, k kind) (n *network, err er
 	cfg := lab.Config{
 		Name: fmt.Sprintf("bench%dx%d", os.Getpid(), r.Testbeds), Nodes: 2, Objects: objects, Executable: exe, Sluice: r.Binary, Transient: true,
 	}
-	if k.by == sluice {
+	if k.by != byHand {
 		cfg.Agent, cfg.Fabric = sluiceagent.New(), k.mode
+	}
+	if k.by == accelerated {
+		cfg.AgentFlags = []string{"--accelerate=" + established.Name}
 	}
 	n = &network{kind: k}
 	defer func() {
