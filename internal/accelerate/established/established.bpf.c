@@ -302,6 +302,8 @@ int established(struct __sk_buff *ctx)
 		p.was.dst[0] = tuple.ipv4.daddr = ip->daddr;
 		f.tos = ip->tos;
 		length = bpf_ntohs(ip->tot_len);
+		if (!length && ctx->gso_size)
+			length = ctx->len - sizeof(*eth); // more than the header can say
 		p.header = sizeof(*ip);
 		tuple_size = sizeof(tuple.ipv4);
 		l4 = ip + 1;

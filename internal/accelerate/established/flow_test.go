@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -209,6 +211,48 @@ func TestBulk(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestBig has packets of more than 64 kB, which the kernel makes of a stream of IPv4 for interfaces
+// that take them, go the short way, and by the rules.
+func TestBig(t *testing.T) {
+	n := newNode(t)
+	const size = 192 << 10
+	for host, devices := range map[*world.Host][]string{n.host: {"client", "server", "eth0"}, n.client: {"eth0"}, n.server: {"eth0"}, n.outside: {"eth0"}} {
+		for _, device := range devices {
+			if err := host.LinkSetGSOIPv4MaxSize(host.Device(device), size); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, accelerated := range []bool{true, false} {
+		n.open(accelerated)
+		for from, source := range map[*world.Host]string{n.client: "", n.outside: "192.0.2.9"} {
+			for _, at := range []string{"10.1.0.2:81", bulk[0]} {
+				const rule = "meta length > 65535 counter; "
+				n.server.Exec("nft", "add table inet big; delete table inet big; table inet big { chain in { type filter hook input priority 0; "+rule+"}; chain out { type filter hook output priority 0; "+rule+"}; }")
+				n.host.Exec("nft", "add table inet big; delete table inet big; table inet big { chain by { type filter hook forward priority 0; "+rule+"}; }")
+				n.copies(t, from, source, at)
+				all, byRules := large(n.server), large(n.host)
+				if all == 0 || accelerated && byRules >= all {
+					t.Errorf("from %s to %s, accelerated: %v: %d large packets, %d of them by the rules", from.Name, at, accelerated, all, byRules)
+				}
+			}
+		}
+		if n.fast != nil && n.fast.Taken() < 1000 {
+			t.Errorf("%+v", n.fast.Status())
+		}
+	}
+}
+
+// large is how many large packets the rules of a host have seen.
+func large(host *world.Host) (sum int) {
+	for _, rest := range strings.Split(host.Exec("nft", "list", "table", "inet", "big"), "packets ")[1:] {
+		n, _, _ := strings.Cut(rest, " ")
+		packets, _ := strconv.Atoi(n)
+		sum += packets
+	}
+	return sum
 }
 
 // copies sends bytes to the server that sends them back.
