@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -145,6 +146,27 @@ func TestDatagrams(t *testing.T) {
 		if r.Check == "datagrams" {
 			t.Errorf("it says what is done already: %+v", r)
 		}
+	}
+}
+
+// An uplink that could take more of a stream as one packet is named until it does.
+func TestStreams(t *testing.T) {
+	ns := node(t)
+	said := func() bool {
+		return slices.ContainsFunc(gather(t, ns, preflight.Options{}), func(r preflight.Result) bool { return r.Check == "streams" })
+	}
+	if !said() {
+		t.Error("it is not said")
+	}
+	uplink, err := ns.LinkByName("eth0")
+	if err == nil {
+		err = ns.LinkSetGSOIPv4MaxSize(uplink, 192<<10)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said() {
+		t.Error("it says what is done already")
 	}
 }
 

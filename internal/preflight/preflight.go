@@ -37,7 +37,7 @@ type Result struct {
 func Check(f *Facts) []Result {
 	var all []Result
 	for _, check := range []func(*Facts) []Result{
-		kernel, mode, privileges, features, policyFeatures, fabricFeatures, offloads, joining, ruleset, optional,
+		kernel, mode, privileges, features, policyFeatures, fabricFeatures, offloads, joining, cutting, ruleset, optional,
 		routes, forwarding, reversePath, neighbours, conntrack, liberal,
 		dropping, legacy, mixed, otherProxies, podNetworks, bridged,
 		agent, ports, addressesOfServices, memory, ownSysctls,

@@ -320,7 +320,8 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestNode has packets meet what a node drops: by deny lists, doNotTrack policies and source ranges.
+// TestNode has packets meet what a node drops: by deny lists, doNotTrack policies and source
+// ranges.
 func TestNode(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, testFarms()...)

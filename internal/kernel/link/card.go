@@ -15,8 +15,8 @@ import (
 type Card struct {
 	Name string
 	MAC  [6]byte // zero: it is no Ethernet
-	// Wire reports whether what arrives is IP's by this interface: it is no port of another one, and
-	// no tunnel and the like.
+	// Wire reports whether what arrives is IP's by this interface: it is no port of another one,
+	// and no tunnel and the like.
 	Wire bool
 	// VLANs reports whether others are made of it for VLANs.
 	VLANs bool

@@ -316,6 +316,16 @@ func (r *Reader) Uplinks() ([]string, error) {
 	return uplinks(links, routes), err
 }
 
+// Streams returns how much of a stream of TCP over IPv4 an interface takes as one packet, in bytes,
+// and how much it could; 0: the kernel does not say.
+func (r *Reader) Streams(name string) (now, most int, err error) {
+	l, err := r.h.LinkByName(name)
+	if err != nil {
+		return 0, 0, err
+	}
+	return int(l.Attrs().GSOIPv4MaxSize), int(l.Attrs().TSOMaxSize), nil
+}
+
 func uplinks(links []netlink.Link, routes []DefaultRoute) (names []string) {
 	var arrive func(netlink.Link)
 	arrive = func(at netlink.Link) {

@@ -56,10 +56,10 @@ type Pair struct {
 	Host, Inside string // the names of the node's end and of the pod's
 	Addresses    []netip.Addr
 
-	Alias string           // what people are told of the node's end
-	Group uint32           // that the node's end is in, as `ip link show group` lists it
-	MTU   int              // of both ends; 0: the kernel's default
-	MAC   net.HardwareAddr // of the pod's end; nil: any
+	Alias  string           // what people are told of the node's end
+	Group  uint32           // that the node's end is in, as `ip link show group` lists it
+	Limits                  // of both ends; 0: the kernel's default
+	MAC    net.HardwareAddr // of the pod's end; nil: any
 	// Routes are the pod's beside its default routes. Join has all of them lead to the node.
 	Routes []*Route
 
@@ -117,12 +117,18 @@ func (p *Pair) make(node, pod *netns.NS) (outer, inner *netlink.LinkAttrs, err e
 	if err == nil {
 		inside, err = pod.LinkByName(p.Inside)
 	}
+	if err == nil && p.TCP4 > usualTCP4 {
+		err = errors.Join(node.LinkSetGSOIPv4MaxSize(host, p.TCP4), pod.LinkSetGSOIPv4MaxSize(inside, p.TCP4))
+	}
 	if err != nil {
 		_ = Detach(node, p.Host) // the first error says why
-		return nil, nil, fmt.Errorf("find the ends of %s: %w", p.Host, err)
+		return nil, nil, fmt.Errorf("set up the ends of %s: %w", p.Host, err)
 	}
 	return host.Attrs(), inside.Attrs(), nil
 }
+
+// usualTCP4 is what the kernel makes of streams at most where nobody has asked for more.
+const usualTCP4 = 1 << 16
 
 // randomMAC is an address like those that the kernel chooses. An address that the kernel has chosen
 // is replaced by udev a moment later (MACAddressPolicy=persistent in systemd's 99-default.link),

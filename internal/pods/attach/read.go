@@ -121,15 +121,29 @@ func InGroup(node *netns.NS, group uint32) (names []string, err error) {
 	return names, nil
 }
 
-// MTU is the smallest MTU of the devices of the default routes and of those with these names; 0 if
-// there are none.
-func MTU(node *netns.NS, devices ...string) (mtu int, err error) {
+// Limits are how large packets may be, in bytes; 0: not known.
+type Limits struct {
+	MTU int
+	// TCP4 is how much of a stream of TCP over IPv4 is one packet in the kernel, until it leaves
+	// the machine. More than 64 kB (BIG TCP) takes Linux 6.3.
+	TCP4 int
+}
+
+// Underlay returns the smallest limits of the devices of the default routes and of those with these
+// names.
+func Underlay(node *netns.NS, devices ...string) (limits Limits, err error) {
+	lower := func(limit *int, to int) {
+		if *limit == 0 || to < *limit {
+			*limit = to
+		}
+	}
 	least := func(l netlink.Link, err error) error {
 		if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
 			return nil
 		}
-		if err == nil && l.Attrs().Flags&net.FlagLoopback == 0 && (mtu == 0 || l.Attrs().MTU < mtu) {
-			mtu = l.Attrs().MTU
+		if err == nil && l.Attrs().Flags&net.FlagLoopback == 0 {
+			lower(&limits.MTU, l.Attrs().MTU)
+			lower(&limits.TCP4, int(l.Attrs().GSOIPv4MaxSize))
 		}
 		return err
 	}
@@ -142,5 +156,5 @@ func MTU(node *netns.NS, devices ...string) (mtu int, err error) {
 	for _, device := range devices {
 		errs = append(errs, least(node.LinkByName(device)))
 	}
-	return mtu, errors.Join(errs...)
+	return limits, errors.Join(errs...)
 }

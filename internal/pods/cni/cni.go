@@ -113,7 +113,7 @@ func unattached(node *netns.NS, args *skel.CmdArgs) error {
 func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS, mac net.HardwareAddr, given lease) (*current.Result, error) {
 	pair := attach.Pair{
 		Host: attach.HostInterface(args.ContainerID, args.IfName), Inside: args.IfName, Addresses: given.addrs(),
-		Alias: pod.alias(args), Group: group(conf.Name), MTU: conf.MTU, MAC: mac,
+		Alias: pod.alias(args), Group: group(conf.Name), MAC: mac,
 	}
 	for _, r := range given.routes {
 		if ones, _ := r.Dst.Mask.Size(); ones > 0 { // the default routes are there anyway
@@ -121,10 +121,11 @@ func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS,
 		}
 	}
 	var err error
-	if pair.MTU == 0 {
-		if pair.MTU, err = underlayMTU(node); err != nil {
-			return nil, err
-		}
+	if pair.Limits, err = underlay(node); err != nil {
+		return nil, err
+	}
+	if conf.MTU != 0 {
+		pair.MTU = conf.MTU
 	}
 	if pair.MTU != 0 && pair.MTU < minMTU6 && slices.ContainsFunc(pair.Addresses, netip.Addr.Is6) {
 		return nil, fault(types.ErrInvalidNetworkConfig, fmt.Sprintf("the container would have an MTU of %d, and IPv6 takes %d: set mtu to that at least, or leave out IPv6", pair.MTU, minMTU6), nil)

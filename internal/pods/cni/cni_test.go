@@ -151,6 +151,28 @@ func TestMTU(t *testing.T) {
 	}
 }
 
+// A container's interface takes as much of a stream of TCP as one packet as the way to other nodes
+// does.
+func TestStreams(t *testing.T) {
+	b := newTestbed(t, "1.1.0", plugin(ranges, `"mtu": 1400`))
+	const size = 192 << 10
+	b.node.IP(`link add uplink type veth peer name far`, `link set uplink up`, `link set far up`, `addr add 192.168.0.1/24 dev uplink`, `route add default via 192.168.0.254`)
+	if err := b.node.LinkSetGSOIPv4MaxSize(b.node.Device("uplink"), size); err != nil {
+		t.Fatal(err)
+	}
+	streams := func(name string, want uint32) {
+		t.Helper()
+		c := b.add(name)
+		outer, inner := b.node.Device(c.result.Interfaces[0].Name).Attrs(), c.ns.Device("eth0").Attrs()
+		if outer.GSOIPv4MaxSize != want || inner.GSOIPv4MaxSize != want {
+			t.Errorf("%s: %d and %d, want %d", name, outer.GSOIPv4MaxSize, inner.GSOIPv4MaxSize, want)
+		}
+	}
+	streams("uplink", size)
+	b.node.IP(`link add sluice.vxlan type vxlan id 1 dstport 4789`)
+	streams("tunnel", 1<<16)
+}
+
 // The node's pod CIDRs are ranges, from which a container gets one address of each family.
 func TestPodCIDRs(t *testing.T) {
 	b := newTestbed(t, "1.1.0", plugin(`"podCIDRs": ["10.77.0.0/30", "fd77::/64", "10.78.0.0/24"], "routes": [{"dst": "10.96.0.0/12", "mtu": 1300}]`))

@@ -15,14 +15,14 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// underlayMTU is the largest packet that reaches other nodes' pods whole: that of the devices that
-// default routes lead to, and of the tunnels to other nodes; 0 where there is neither.
-func underlayMTU(node *netns.NS) (int, error) {
-	mtu, err := attach.MTU(node, state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP, state.DeviceWG)
+// underlay is how large packets may be that reach other nodes' pods as they are: those of the
+// devices that default routes lead to, and of the tunnels to other nodes.
+func underlay(node *netns.NS) (attach.Limits, error) {
+	limits, err := attach.Underlay(node, state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP, state.DeviceWG)
 	if err != nil {
-		return 0, fault(types.ErrInternal, "find the underlay's MTU: set mtu in the network configuration", err)
+		return limits, fault(types.ErrInternal, "find the underlay's MTU", err)
 	}
-	return mtu, nil
+	return limits, nil
 }
 
 // forward lets the node forward packets of the addresses' families.
