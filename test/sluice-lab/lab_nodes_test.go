@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -11,6 +13,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"sluice.dev/sluice/internal/cli"
 	"sluice.dev/sluice/test/lab"
@@ -82,7 +88,8 @@ spec:
 `
 
 // TestLabNodes has real kubelets run pods as containers, with the agents installed as a
-// DaemonSet, and asks for what only they do. What a node loses when it is switched off comes back.
+// DaemonSet, with all that makes them faster, and asks for what only they do. What a node loses when
+// it is switched off comes back.
 func TestLabNodes(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
@@ -103,7 +110,7 @@ func TestLabNodes(t *testing.T) {
 		}
 	})
 	var progress bytes.Buffer
-	o := labOptions{name: name, nodes: 2, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true}
+	o := labOptions{name: name, nodes: 2, sluice: os.Getenv(cli.SluiceEnv), withKubernetes: true, flags: []string{"--accelerate=sockets,drop,established"}}
 	l, err := o.up(t.Context(), &progress, []string{file})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())
@@ -125,12 +132,15 @@ func TestLabNodes(t *testing.T) {
 
 	k.kubeletServes()
 
-	// An agent that is killed is started again by the kubelet.
+	// An agent that is killed is started again by the kubelet. Connections of gRPC go on.
+	serves := k.serves("node2")
 	agent := process.Behind(filepath.Join(lab.Dir, name, "node2", "run", "sluice.sock"))
 	var out bytes.Buffer
 	if code := execute(t.Context(), []string{"lab", "restart", "--name", name, "node2", "--agent-only"}, &out, &out); code != cli.ExitOK || agent.Alive() {
 		t.Errorf("restart --agent-only: exit status %d, the agent before it is alive: %v\n%s", code, agent.Alive(), out.String())
 	}
+
+	serves()
 
 	// A program that fails is told as everywhere.
 	k.want("a pod", "created", "run", "fails", "--image=busybox", "--restart=Always", "--", "sh", "-c", "exit 7")
@@ -203,6 +213,38 @@ func (c *client) want(what, want string, args ...string) {
 	if got := c.get(args...); !strings.Contains(got, want) {
 		c.t.Errorf("%s: %q, want %q in it", what, got, want)
 	}
+}
+
+// serves has a client on a node ask the Service web by gRPC, and returns what asks again, which
+// needs to be over the same connection.
+func (c *client) serves(node string) (again func()) {
+	c.t.Helper()
+	ns, err := netns.Open(c.l.NodeNS(node))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	dials := 0
+	target := "passthrough:" + net.JoinHostPort(c.get("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"), "80")
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(_ context.Context, address string) (conn net.Conn, err error) {
+		dials++
+		err = ns.Do(func() error { conn, err = net.Dial("tcp", address); return err })
+		return conn, err
+	}))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { _ = errors.Join(conn.Close(), ns.Close()) })
+	ask := func() {
+		c.t.Helper()
+		ctx, cancel := context.WithTimeout(c.t.Context(), 20*time.Second)
+		defer cancel()
+		got, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err != nil || got.Status != grpc_health_v1.HealthCheckResponse_SERVING || dials != 1 {
+			c.t.Errorf("health: %v, %v; over connection %d", got, err, dials)
+		}
+	}
+	ask()
+	return ask
 }
 
 // kubeletServes asks for what kubectl has from a kubelet, of a pod box.
