@@ -556,6 +556,8 @@ func TestMutations(t *testing.T) {
 		for i := 0; i < n && !t.Failed(); i++ {
 			if i == n/2 {
 				b.judge()
+				b.know(17, "198.51.100.7:4001", "10.9.0.1:94")
+				b.know(6, "[2001:db8::7]:4001", "[fd09::1]:94")
 			}
 			verdicts[b.agree(b.mutant(r))]++
 		}
@@ -610,7 +612,7 @@ func (b *bench) mutant(r *rand.Rand) []byte {
 	if r.IntN(2) == 0 {
 		port = 100 + uint16(r.IntN(66))
 	}
-	f := b.packet(src, dst, []uint8{6, 17, 132}[r.IntN(3)], uint16(r.Uint32()), port, r.IntN(40))
+	f := b.packet(src, dst, []uint8{6, 17, 132}[r.IntN(3)], []uint16{4001, uint16(r.Uint32())}[r.IntN(2)], port, r.IntN(40))
 	switch r.IntN(20) {
 	case 0:
 		unfinished(f)
