@@ -25,6 +25,11 @@ type bpfEndpoint struct {
 	Protocol uint16
 }
 
+type bpfEndpoints struct {
+	_  structs.HostLayout
+	At [4]bpfEndpoint
+}
+
 type bpfFound struct {
 	_      structs.HostLayout
 	Cookie uint64
@@ -40,16 +45,16 @@ type bpfFrontend struct {
 	Slots uint32
 }
 
+type bpfPage struct {
+	_        structs.HostLayout
+	Frontend uint32
+	Number   uint32
+}
+
 type bpfServing struct {
 	_        structs.HostLayout
 	Frontend uint32
 	At       bpfEndpoint
-}
-
-type bpfSlot struct {
-	_        structs.HostLayout
-	Frontend uint32
-	Number   uint32
 }
 
 type bpfTranslation struct {

@@ -31,9 +31,17 @@ struct frontend {
 	__u32 slots; // numbered from 0; never 0
 };
 
-struct slot {
+// Slots come in pages: to write an element takes as long whatever is in it. Places that are no
+// slots are zero.
+#define PER_PAGE 4
+
+struct page {
 	__u32 frontend;
 	__u32 number;
+};
+
+struct endpoints {
+	struct endpoint at[PER_PAGE];
 };
 
 struct serving {
@@ -67,7 +75,7 @@ struct asked {
 // Whose sockets are served: by the cookie of the network namespace.
 KEEP(BPF_MAP_TYPE_HASH, namespaces, __u64, __u8, 4096);
 KEEP(BPF_MAP_TYPE_HASH, frontends, struct endpoint, struct frontend, 1 << 18);
-KEEP(BPF_MAP_TYPE_HASH, slots, struct slot, struct endpoint, 1 << 20);
+KEEP(BPF_MAP_TYPE_HASH, slots, struct page, struct endpoints, 1 << 19);
 // Endpoints of UDP to which datagrams may go on that went there before.
 KEEP(BPF_MAP_TYPE_HASH, servings, struct serving, __u8, 1 << 18);
 // By the socket's cookie, until it is closed. (Storage of the socket itself takes three times as long
@@ -158,8 +166,10 @@ static __always_inline struct endpoint *choose(const struct frontend *f)
 {
 	if (!f->slots)
 		return NULL;
-	struct slot s = { f->id, bpf_get_prandom_u32() % f->slots };
-	return bpf_map_lookup_elem(&slots, &s);
+	__u32 slot = bpf_get_prandom_u32() % f->slots;
+	struct page p = { f->id, slot / PER_PAGE };
+	struct endpoints *e = bpf_map_lookup_elem(&slots, &p);
+	return e && e->at[slot % PER_PAGE].port ? &e->at[slot % PER_PAGE] : NULL;
 }
 
 // connect has e be the endpoint that the socket gets; false: it keeps what it asked for.

@@ -13,12 +13,13 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// table is what the maps hold. A frontend has slots, numbered from 0, with an endpoint in each; so
-// an endpoint that comes or goes is a change of two or three elements, however many there are.
+// table is what the maps hold. A frontend has slots, numbered from 0, with an endpoint in each, and
+// four of them in an element; so an endpoint that comes or goes is a change of two or three
+// elements, however many there are.
 type table struct {
 	maps      *bpfMaps
 	frontends map[bpfEndpoint]*entry
-	slots     int // of all frontends
+	pages     int // of all frontends
 	serving   int // of all frontends
 	nextID    uint32
 }
@@ -35,10 +36,10 @@ type entry struct {
 // nftables serves it.
 type change struct {
 	servings      puts[bpfServing, uint8]
-	slots         puts[bpfSlot, bpfEndpoint]
+	slots         puts[bpfPage, bpfEndpoints]
 	frontends     puts[bpfEndpoint, bpfFrontend]
 	frontendsGone []bpfEndpoint
-	slotsGone     []bpfSlot
+	slotsGone     []bpfPage
 	servingsGone  []bpfServing
 }
 
@@ -93,13 +94,12 @@ func openTable(maps *bpfMaps) (*table, error) {
 		}
 		t.frontends[at], byID[f.Id] = e, e
 	})
-	err = errors.Join(err, each(maps.Slots, func(s bpfSlot, at bpfEndpoint) {
-		t.nextID = max(t.nextID, s.Frontend+1)
-		if e := byID[s.Frontend]; e != nil && int(s.Number) < len(e.slots) {
-			e.slots[s.Number] = at
-			t.slots++
+	err = errors.Join(err, each(maps.Slots, func(p bpfPage, has bpfEndpoints) {
+		t.nextID = max(t.nextID, p.Frontend+1)
+		if e := byID[p.Frontend]; e != nil && int(p.Number) < pages(len(e.slots)) {
+			copy(e.slots[p.Number*perPage:], has.At[:])
 		} else {
-			c.slotsGone = append(c.slotsGone, s)
+			c.slotsGone = append(c.slotsGone, p)
 		}
 	}), each(maps.Servings, func(s bpfServing, _ uint8) {
 		if e := byID[s.Frontend]; e != nil {
@@ -113,6 +113,7 @@ func openTable(maps *bpfMaps) (*table, error) {
 		return nil, fmt.Errorf("read what an agent before this one left: %w", err)
 	}
 	for at, e := range t.frontends {
+		t.pages += pages(len(e.slots))
 		if slices.Contains(e.slots, bpfEndpoint{}) {
 			t.remove(at, &c)
 		}
@@ -152,15 +153,15 @@ func (t *table) set(k state.FrontendKey, f *state.Frontend, c *change) bool {
 		}
 		return true
 	}
-	slots, serving := 0, 0
+	before, slots, serving := 0, 0, 0
 	if e != nil {
-		slots, serving = len(e.slots), len(e.serving)
+		before, slots, serving = pages(len(e.slots)), len(e.slots), len(e.serving)
 	}
 	more := len(f.Serving)
 	if k.Protocol != model.UDP {
 		more = 0
 	}
-	if e == nil && len(t.frontends) >= room(t.maps.Frontends) || t.slots-slots+len(f.Backends) > room(t.maps.Slots) || t.serving-serving+more > room(t.maps.Servings) {
+	if e == nil && len(t.frontends) >= room(t.maps.Frontends) || t.pages-before+pages(len(f.Backends)) > room(t.maps.Slots) || t.serving-serving+more > room(t.maps.Servings) {
 		if e != nil {
 			t.remove(at, c)
 		}
@@ -171,8 +172,8 @@ func (t *table) set(k state.FrontendKey, f *state.Frontend, c *change) bool {
 		t.frontends[at] = e
 		t.nextID++
 	}
-	t.fill(e, k, f.Backends, c)
-	if t.slots += len(e.slots) - slots; len(e.slots) != slots {
+	e.fill(k, f.Backends, c)
+	if t.pages += pages(len(e.slots)) - before; len(e.slots) != slots {
 		c.frontends.add(at, bpfFrontend{Id: e.id, Slots: uint32(len(e.slots))})
 	}
 	if k.Protocol == model.UDP {
@@ -182,16 +183,39 @@ func (t *table) set(k state.FrontendKey, f *state.Frontend, c *change) bool {
 	return true
 }
 
-// fill has the entry's slots hold the endpoints, each once. Slots that need not change stay.
-func (t *table) fill(e *entry, k state.FrontendKey, endpoints []netip.AddrPort, c *change) {
+// perPage is how many slots are in an element of the map.
+const perPage = uint32(len(bpfEndpoints{}.At))
+
+// pages is how many elements so many slots take.
+func pages(slots int) int { return (slots + int(perPage) - 1) / int(perPage) }
+
+// putPage has the change write a page of the entry's slots.
+func (e *entry) putPage(page int, c *change) {
+	var has bpfEndpoints
+	copy(has.At[:], e.slots[page*int(perPage):])
+	c.slots.add(bpfPage{Frontend: e.id, Number: uint32(page)}, has)
+}
+
+// dropPages has the change remove pages.
+func (e *entry) dropPages(from, to int, c *change) {
+	for page := from; page < to; page++ {
+		c.slotsGone = append(c.slotsGone, bpfPage{Frontend: e.id, Number: uint32(page)})
+	}
+}
+
+// fill has the entry's slots hold the endpoints, each once. Pages that need not change stay.
+func (e *entry) fill(k state.FrontendKey, endpoints []netip.AddrPort, c *change) {
 	if len(e.slots) == 0 { // as at the start
 		e.slots = make([]bpfEndpoint, len(endpoints))
 		for i, b := range endpoints {
 			e.slots[i] = endpointOf(b, k.Protocol)
-			c.slots.add(bpfSlot{Frontend: e.id, Number: uint32(i)}, e.slots[i])
+		}
+		for page := range pages(len(e.slots)) {
+			e.putPage(page, c)
 		}
 		return
 	}
+	before := pages(len(e.slots))
 	missing := make(map[bpfEndpoint]bool, len(endpoints))
 	for _, b := range endpoints {
 		missing[endpointOf(b, k.Protocol)] = true
@@ -204,10 +228,8 @@ func (t *table) fill(e *entry, k state.FrontendKey, endpoints []netip.AddrPort, 
 			free = append(free, i)
 		}
 	}
-	put := func(i int, at bpfEndpoint) {
-		e.slots[i] = at
-		c.slots.add(bpfSlot{Frontend: e.id, Number: uint32(i)}, at)
-	}
+	changed := map[int]bool{} // pages
+	put := func(i int, at bpfEndpoint) { e.slots[i], changed[i/int(perPage)] = at, true }
 	for at := range missing {
 		if len(free) == 0 {
 			e.slots = append(e.slots, at)
@@ -225,8 +247,14 @@ func (t *table) fill(e *entry, k state.FrontendKey, endpoints []netip.AddrPort, 
 			free = free[1:]
 		}
 		e.slots = e.slots[:last]
-		c.slotsGone = append(c.slotsGone, bpfSlot{Frontend: e.id, Number: uint32(last)})
 	}
+	now := pages(len(e.slots))
+	for page := range changed {
+		if page < now {
+			e.putPage(page, c)
+		}
+	}
+	e.dropPages(now, before, c)
 }
 
 // serve has the entry's datagrams go on to the endpoints.
@@ -249,12 +277,10 @@ func (e *entry) serve(k state.FrontendKey, endpoints []netip.AddrPort, c *change
 func (t *table) remove(at bpfEndpoint, c *change) {
 	e := t.frontends[at]
 	delete(t.frontends, at)
-	t.slots -= len(e.slots)
+	t.pages -= pages(len(e.slots))
 	t.serving -= len(e.serving)
 	c.frontendsGone = append(c.frontendsGone, at)
-	for i := range e.slots {
-		c.slotsGone = append(c.slotsGone, bpfSlot{Frontend: e.id, Number: uint32(i)})
-	}
+	e.dropPages(0, pages(len(e.slots)), c)
 	for b := range e.serving {
 		c.servingsGone = append(c.servingsGone, bpfServing{Frontend: e.id, At: b})
 	}

@@ -14,14 +14,14 @@ import (
 	"sluice.dev/sluice/internal/state"
 )
 
-// newMaps makes maps with room for so many frontends and slots.
-func newMaps(t *testing.T, frontends, slots uint32) *bpfMaps {
+// newMaps makes maps with room for so many frontends and pages of slots.
+func newMaps(t *testing.T, frontends, pages uint32) *bpfMaps {
 	t.Helper()
 	spec, err := loadBpf()
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Maps["frontends"].MaxEntries, spec.Maps["slots"].MaxEntries = frontends, slots
+	spec.Maps["frontends"].MaxEntries, spec.Maps["slots"].MaxEntries = frontends, pages
 	for _, m := range spec.Maps {
 		m.Pinning = ebpf.PinNone
 	}
@@ -56,22 +56,29 @@ func programmed(t *testing.T, m *bpfMaps) map[bpfEndpoint][]netip.AddrPort {
 	err := each(m.Frontends, func(at bpfEndpoint, f bpfFrontend) {
 		all[at] = nil
 		for i := range f.Slots {
-			var e bpfEndpoint
-			if err := m.Slots.Lookup(bpfSlot{Frontend: f.Id, Number: i}, &e); err != nil {
-				t.Errorf("slot %d of %v: %v", i, at.addrPort(), err)
+			e := slot(m, f, i)
+			if e == (bpfEndpoint{}) {
+				t.Errorf("slot %d of %v is empty", i, at.addrPort())
 			}
 			all[at] = append(all[at], e.addrPort())
-			elements++
 		}
+		elements += pages(int(f.Slots))
 		slices.SortFunc(all[at], netip.AddrPort.Compare)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := each(m.Slots, func(bpfSlot, bpfEndpoint) { elements-- }); err != nil || elements != 0 {
-		t.Errorf("%d slots too few, %v", elements, err)
+	if err := each(m.Slots, func(bpfPage, bpfEndpoints) { elements-- }); err != nil || elements != 0 {
+		t.Errorf("%d pages too few, %v", elements, err)
 	}
 	return all
+}
+
+// slot is what a socket finds in a slot; zero: nothing.
+func slot(m *bpfMaps, f bpfFrontend, i uint32) bpfEndpoint {
+	var page bpfEndpoints
+	_ = m.Slots.Lookup(bpfPage{Frontend: f.Id, Number: i / perPage}, &page)
+	return page.At[i%perPage]
 }
 
 // Whatever changes in whatever order, the maps hold what is served, and nothing else; also for an
@@ -123,7 +130,7 @@ func TestTableFollows(t *testing.T) {
 // Between any two writes of a change, a socket gets an endpoint from before it or after it, or
 // none.
 func TestTableInTheMidstOfAChange(t *testing.T) {
-	for name, to := range map[string]*state.Frontend{"fewer": frontend(3), "more": frontend(1, 2, 3, 4, 5), "others": frontend(7, 8), "none": nil} {
+	for name, to := range map[string]*state.Frontend{"fewer": frontend(3), "the last": frontend(5), "more": frontend(1, 2, 3, 4, 5, 6, 7, 8, 9), "others": frontend(7, 8), "none": nil} {
 		t.Run(name, func(t *testing.T) {
 			m := newMaps(t, 64, 256)
 			table, err := openTable(m)
@@ -131,14 +138,14 @@ func TestTableInTheMidstOfAChange(t *testing.T) {
 				t.Fatal(err)
 			}
 			var c change
-			table.set(key(1), frontend(1, 2, 3), &c)
+			table.set(key(1), frontend(1, 2, 3, 4, 5), &c)
 			if err := table.write(&c); err != nil {
 				t.Fatal(err)
 			}
 			var next change
 			table.set(key(1), to, &next)
 			may := map[netip.AddrPort]bool{}
-			for _, b := range backends(1, 2, 3) {
+			for _, b := range backends(1, 2, 3, 4, 5) {
 				may[b] = true
 			}
 			if to != nil {
@@ -152,8 +159,7 @@ func TestTableInTheMidstOfAChange(t *testing.T) {
 				}
 				err := each(m.Frontends, func(_ bpfEndpoint, f bpfFrontend) {
 					for i := range f.Slots {
-						var e bpfEndpoint
-						if m.Slots.Lookup(bpfSlot{Frontend: f.Id, Number: i}, &e) == nil && !may[e.addrPort()] {
+						if e := slot(m, f, i); e != (bpfEndpoint{}) && !may[e.addrPort()] {
 							t.Errorf("a socket may get %v", e.addrPort())
 						}
 					}
@@ -169,9 +175,10 @@ func TestTableInTheMidstOfAChange(t *testing.T) {
 // An agent that was killed in the midst of a change leaves what the next one mends.
 func TestTableOfOneThatWasKilled(t *testing.T) {
 	for name, damage := range map[string]func(*bpfMaps) error{
-		"a slot is missing":          func(m *bpfMaps) error { return m.Slots.Delete(bpfSlot{Frontend: 0, Number: 1}) },
-		"a slot is too many":         func(m *bpfMaps) error { return m.Slots.Put(bpfSlot{Frontend: 0, Number: 3}, bpfEndpoint{Port: 1}) },
-		"slots of no frontend":       func(m *bpfMaps) error { return m.Slots.Put(bpfSlot{Frontend: 9}, bpfEndpoint{Port: 1}) },
+		"a page is missing":          func(m *bpfMaps) error { return m.Slots.Delete(bpfPage{Frontend: 0, Number: 1}) },
+		"a page is empty":            func(m *bpfMaps) error { return m.Slots.Put(bpfPage{Frontend: 0, Number: 1}, bpfEndpoints{}) },
+		"a page is too many":         func(m *bpfMaps) error { return m.Slots.Put(bpfPage{Frontend: 0, Number: 3}, bpfEndpoints{}) },
+		"pages of no frontend":       func(m *bpfMaps) error { return m.Slots.Put(bpfPage{Frontend: 9}, bpfEndpoints{}) },
 		"two frontends of a number":  func(m *bpfMaps) error { return m.Frontends.Put(bpfEndpoint{Port: 1}, bpfFrontend{Id: 0, Slots: 1}) },
 		"an endpoint of no frontend": func(m *bpfMaps) error { return m.Servings.Put(bpfServing{Frontend: 9}, uint8(1)) },
 	} {
@@ -181,7 +188,7 @@ func TestTableOfOneThatWasKilled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := map[state.FrontendKey]*state.Frontend{key(1): frontend(1, 2, 3), key(2): frontend(4)}
+			want := map[state.FrontendKey]*state.Frontend{key(1): frontend(1, 2, 3, 4, 5), key(2): frontend(4)}
 			serve := func() {
 				t.Helper()
 				var c change
@@ -210,7 +217,7 @@ func TestTableOfOneThatWasKilled(t *testing.T) {
 				}
 			}
 			got := fmt.Sprint(programmed(t, m)[frontendAt(key(1))], programmed(t, m)[frontendAt(key(2))])
-			if wanted := fmt.Sprint(backends(1, 2, 3), backends(4)); got != wanted {
+			if wanted := fmt.Sprint(backends(1, 2, 3, 4, 5), backends(4)); got != wanted {
 				t.Errorf("programmed: %s; want %s", got, wanted)
 			}
 		})
@@ -219,7 +226,7 @@ func TestTableOfOneThatWasKilled(t *testing.T) {
 
 // What finds no room is not served at the socket, and holds up nothing else.
 func TestTableFull(t *testing.T) {
-	m := newMaps(t, 2, 64)
+	m := newMaps(t, 2, 16)
 	table, err := openTable(m)
 	if err != nil {
 		t.Fatal(err)
