@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -172,7 +173,14 @@ func (l *Lab) awaitKnown(ctx context.Context, node string) error {
 		if p.Spec.NodeName != node || p.Spec.HostNetwork {
 			continue
 		}
-		err := l.await(ctx, node, agentName, func() (bool, error) { return l.agent.Knows(ctx, l.socket(node), p) })
+		err := l.await(ctx, node, agentName, func() (bool, error) {
+			known, err := l.agent.Knows(ctx, l.socket(node), p)
+			if known || err != nil {
+				return known, err
+			}
+			err = l.refresh(ctx) // it may have gone since
+			return !slices.ContainsFunc(l.Cluster.Pods, func(now *corev1.Pod) bool { return now.UID == p.UID }), err
+		})
 		if err != nil {
 			return fmt.Errorf("wait until pod %s/%s is known: %w", p.Namespace, p.Name, err)
 		}

@@ -320,13 +320,16 @@ func TestGivenBack(t *testing.T) {
 		}
 		defer func() { _ = c.Close() }()
 		echo := func(bytes int) error {
-			_ = c.SetDeadline(time.Now().Add(world.Patience))
 			sent := make(chan error, 1)
 			go func() {
 				_, err := c.Write(make([]byte, bytes))
 				sent <- err
 			}()
-			_, err := io.CopyN(io.Discard, c, int64(bytes))
+			var err error
+			for piece := 1 << 16; bytes > 0 && err == nil; bytes -= piece {
+				_ = c.SetDeadline(time.Now().Add(world.Patience))
+				_, err = io.CopyN(io.Discard, c, int64(min(piece, bytes)))
+			}
 			return errors.Join(err, <-sent)
 		}
 		if err := echo(32 << 20); err != nil {
