@@ -73,9 +73,14 @@ type bpfNeighbour struct {
 	Time    uint64
 	Backend uint32
 	Device  uint32
-	Mtu     uint16
-	Macs    [12]uint8
-	_       [2]byte
+	Outer   struct {
+		_   structs.HostLayout
+		Src uint32
+		Dst uint32
+	}
+	Mtu  uint16
+	Macs [12]uint8
+	_    [2]byte
 }
 
 type bpfPlace4 struct {

@@ -28,5 +28,5 @@ static __always_inline void count(struct packet *p, __u32 number)
 	if (!c)
 		return;
 	c->packets++;
-	c->bytes += p->end - (void *)(p->eth + 1);
+	c->bytes += p->end - p->ip;
 }

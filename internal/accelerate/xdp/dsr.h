@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Direct server return: packets of farms go to backends on the same networks, as they are except for
-// the Ethernet addresses and a TTL that is lower by one. Which backend is chosen as nftables does.
+// Direct server return: packets of farms go to backends, as they are except for the Ethernet
+// addresses and a TTL that is lower by one; to backends on other networks in IPIP. Which backend is
+// chosen as nftables does.
 
 #pragma once
 
 #include "count.h"
 #include "device.h"
 #include "farm.h"
+#include "ipip.h"
 #include "jhash.h"
 
 #define AF_INET 2
@@ -29,7 +31,7 @@ struct slot {
 
 struct backend {
 	__be32 addr[4];
-	__u32 device; // that leads to it
+	__u32 device; // that leads to it; 0: a route does, and it gets packets in IPIP
 	__u32 second; // or so, in which a packet has last gone by nftables, see stale
 };
 
@@ -38,8 +40,9 @@ struct neighbour {
 	__u64 time; // when
 	__u32 backend;
 	__u32 device;
-	__u16 mtu;
-	__u8 macs[2 * ETH_ALEN]; // of the backend, and of the interface that leads to it
+	struct outer outer; // of what it gets
+	__u16 mtu;          // for what it gets
+	__u8 macs[2 * ETH_ALEN]; // of the backend or a router, and of the interface that leads to it
 };
 
 struct {
@@ -138,18 +141,29 @@ static __always_inline bool stale(struct backend *b, __u64 now)
 	return true;
 }
 
+#define LOOPBACK 1 // the interface that packets of the machine itself come by
+
 // ask asks the kernel about a backend. False: nftables has to.
 static __always_inline bool ask(struct xdp_md *ctx, struct packet *p, struct backend *b, struct neighbour *n)
 {
-	struct bpf_fib_lookup to = {.family = p->is4 ? AF_INET : AF_INET6, .tot_len = p->length, .ifindex = b->device};
+	bool near = b->device;
+	__u16 more = near ? 0 : sizeof(struct iphdr);
+	struct bpf_fib_lookup to = {
+		.family = p->is4 ? AF_INET : AF_INET6,
+		.tot_len = p->length + more,
+		.ifindex = near ? b->device : LOOPBACK,
+	};
 
 	__builtin_memcpy(to.ipv6_dst, b->addr, sizeof(b->addr)); // an IPv4 address is in the first word
-	if (bpf_fib_lookup(ctx, &to, sizeof(to), BPF_FIB_LOOKUP_OUTPUT) || to.ifindex != b->device)
+	if (bpf_fib_lookup(ctx, &to, sizeof(to), near ? BPF_FIB_LOOKUP_OUTPUT : BPF_FIB_LOOKUP_SRC))
 		return false;
 	// Behind a router the kernel gives the router's address.
-	if (!same(to.ipv6_dst, b->addr))
+	if (near && (to.ifindex != b->device || !same(to.ipv6_dst, b->addr)))
 		return false;
-	n->mtu = to.mtu_result;
+	n->device = to.ifindex;
+	n->outer.src = to.ipv4_src;
+	n->outer.dst = near ? 0 : b->addr[0];
+	n->mtu = to.mtu_result - more;
 	__builtin_memcpy(n->macs, to.dmac, ETH_ALEN);
 	__builtin_memcpy(n->macs + ETH_ALEN, to.smac, ETH_ALEN);
 	return true;
@@ -170,7 +184,6 @@ static __always_inline struct neighbour *find_neighbour(struct xdp_md *ctx, stru
 		if (!ask(ctx, p, b, n))
 			return NULL;
 		n->backend = number;
-		n->device = b->device;
 		n->time = now;
 	}
 	if (p->length > n->mtu)
@@ -178,26 +191,21 @@ static __always_inline struct neighbour *find_neighbour(struct xdp_md *ctx, stru
 	if (n->device == ctx->ingress_ifindex)
 		return in->returns ? n : NULL;
 	// Whether the interface takes frames is known at once.
-	return bpf_redirect_map(&ways, b->device, XDP_PASS) == XDP_REDIRECT ? n : NULL;
+	return bpf_redirect_map(&ways, n->device, XDP_PASS) == XDP_REDIRECT ? n : NULL;
 }
 
-// lower lowers the TTL by one; false: it has none left.
-static __always_inline bool lower(struct packet *p)
+// lasts tells whether a packet may be forwarded once more.
+static __always_inline bool lasts(struct packet *p) { return (p->is4 ? p->ip4->ttl : p->ip6->hop_limit) > 1; }
+
+// lower lowers the TTL by one.
+static __always_inline void lower(struct packet *p)
 {
 	if (p->is4) {
-		__u32 check = p->ip4->check;
-
-		if (p->ip4->ttl <= 1)
-			return false;
-		check += bpf_htons(0x0100); // as RFC 1141 has it
-		p->ip4->check = check + (check >= 0xffff);
 		p->ip4->ttl--;
-		return true;
+		lessen(p->ip4, bpf_htons(0x0100));
+	} else {
+		p->ip6->hop_limit--;
 	}
-	if (p->ip6->hop_limit <= 1)
-		return false;
-	p->ip6->hop_limit--;
-	return true;
 }
 
 static __always_inline int direct(struct xdp_md *ctx, struct packet *p, const struct farm *f, const struct device *in)
@@ -209,8 +217,13 @@ static __always_inline int direct(struct xdp_md *ctx, struct packet *p, const st
 		return XDP_PASS;
 	struct neighbour *n = find_neighbour(ctx, p, in, s->backend);
 
-	if (!n || !lower(p))
+	if (!n || !lasts(p))
 		return XDP_PASS;
+	if (n->outer.dst && !make_room(ctx, p))
+		return XDP_PASS;
+	lower(p);
+	if (n->outer.dst)
+		wrap(p, n->outer);
 	__builtin_memcpy(p->eth, n->macs, sizeof(n->macs));
 	count(p, f->counts + s->number);
 	return n->device == ctx->ingress_ifindex ? XDP_TX : XDP_REDIRECT;

@@ -20,7 +20,7 @@ type place struct {
 // target is where packets for a backend go.
 type target struct {
 	addr   netip.Addr
-	device uint32
+	device uint32 // 0: in IPIP, by whatever route there is
 }
 
 // half is a farm in one family, as far as the program does something for it.
@@ -57,10 +57,25 @@ func (s Stages) String() string {
 	return strings.Join(names, ",")
 }
 
-// halves are what the program does for a farm, none for nil. The rest is left to the base: farms at
-// ranges, whose places a hash cannot find, and those that name lists where these are left to it.
+// mostPlaces is how many places a farm at ranges of ports may have, for which each is one of its
+// own: a hash finds no ranges.
+const mostPlaces = 4096
+
+// wide reports whether a farm is at all addresses, or has too many places for the program.
+func wide(f *state.Farm) bool {
+	places := 0
+	f.Each(func(addr netip.Addr, _ bool, _ model.Protocol, ports model.PortSpan) {
+		if places += int(ports.Last) - int(ports.First) + 1; !addr.IsValid() {
+			places += mostPlaces
+		}
+	})
+	return f.InRanges() && places > mostPlaces
+}
+
+// halves are what the program does for a farm, none for nil. The rest is left to the base: wide
+// farms, and those that name lists where these are left to it.
 func (s Stages) halves(f *state.Farm) (all []half) {
-	if f == nil || f.InRanges() || len(f.Lists) > 0 && !s.Drop {
+	if f == nil || wide(f) || len(f.Lists) > 0 && !s.Drop {
 		return nil
 	}
 	for i, is4 := range []bool{true, false} {
@@ -72,12 +87,16 @@ func (s Stages) halves(f *state.Farm) (all []half) {
 			continue
 		}
 		f.Each(func(addr netip.Addr, of4 bool, p model.Protocol, ports model.PortSpan) {
-			if of4 == is4 {
-				h.places = append(h.places, place{addr, p, ports.First})
+			for port := int(ports.First); of4 == is4 && port <= int(ports.Last); port++ {
+				h.places = append(h.places, place{addr, p, uint16(port)})
 			}
 		})
 		for n := range f.Devices {
-			h.targets = append(h.targets, target{f.Backends[n].Addr, uint32(f.Devices[n])})
+			t := target{addr: f.Backends[n].Addr}
+			if !f.Tunnelled(n) {
+				t.device = uint32(f.Devices[n])
+			}
+			h.targets = append(h.targets, t)
 		}
 		if len(h.places) > 0 {
 			all = append(all, h)

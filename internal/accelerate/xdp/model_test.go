@@ -23,6 +23,14 @@ type reference struct {
 	macs   map[int][6]byte        // of interfaces
 	knows  map[netip.Addr][6]byte // neighbours
 	takes  map[int]bool           // interfaces that take frames
+	far    map[netip.Addr]way     // to backends that get packets in IPIP
+}
+
+// way is how packets get to a network of others.
+type way struct {
+	router netip.Addr
+	device int
+	src    netip.Addr // of the balancer's own packets
 }
 
 // Verdicts of linux/bpf.h.
@@ -45,14 +53,12 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 		return pass, in, nil
 	}
 	for _, f := range r.farms {
-		if f.InRanges() {
-			continue
-		}
-		found := false
+		found, places := false, 0
 		f.Each(func(addr netip.Addr, _ bool, p model.Protocol, ports model.PortSpan) {
-			found = found || addr == at.dst && uint8(p) == at.proto && ports.First == at.dport
+			found = found || addr == at.dst && uint8(p) == at.proto && ports.First <= at.dport && at.dport <= ports.Last
+			places += int(ports.Last-ports.First) + 1
 		})
-		if !found {
+		if !found || f.InRanges() && places > 4096 {
 			continue
 		}
 		slots := f.Table(at.dst.Is4()).Slots
@@ -76,19 +82,25 @@ func (r *reference) fate(in []byte) (verdict uint32, out []byte, to *model.FarmB
 		}
 		b := &f.Backends[slots[slot]]
 		device := f.Devices[slots[slot]]
-		mac, known := r.knows[b.Addr]
-		if !known || !r.takes[device] || at.length > r.mtu || *at.ttl <= 1 {
+		to := way{router: b.Addr, device: device}
+		tunnelled := f.Tunnelled(int(slots[slot]))
+		if tunnelled {
+			to = r.far[b.Addr]
+			at.length += 20
+		}
+		mac, known := r.knows[to.router]
+		if device = to.device; !known || !r.takes[device] || at.length > r.mtu || *at.ttl <= 1 {
 			return pass, in, nil
 		}
 		copy(frame, mac[:])
 		own := r.macs[device]
 		copy(frame[6:], own[:])
 		*at.ttl--
-		if at.dst.Is4() { // RFC 1624
-			sum := uint32(^binary.BigEndian.Uint16(frame[24:])) + uint32(^uint16(*at.ttl+1)<<8|0xff)&0xffff + uint32(*at.ttl)<<8
-			sum = sum&0xffff + sum>>16
-			sum = sum&0xffff + sum>>16
-			binary.BigEndian.PutUint16(frame[24:], ^uint16(sum))
+		if at.dst.Is4() {
+			follow(frame, uint16(*at.ttl+1)<<8, uint16(*at.ttl)<<8)
+		}
+		if tunnelled {
+			frame = inIPIP(frame, to.src, b.Addr)
 		}
 		if device == r.in {
 			return transmit, frame, b
@@ -136,6 +148,31 @@ func testFailsafes() *policies {
 		{Source: state.End{Ports: &state.Ports{Ranges: []state.PortRange{{Protocol: model.UDP, First: 1 << 15, Last: 1<<16 - 1}, {Protocol: model.SCTP, First: 1, Last: 9}}}}},
 	})
 	return p
+}
+
+// follow has the checksum of an IPv4 header follow a number in it, as RFC 1624 has it.
+func follow(frame []byte, from, to uint16) {
+	sum := uint32(^binary.BigEndian.Uint16(frame[24:])) + uint32(^from) + uint32(to)
+	sum = sum&0xffff + sum>>16
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(frame[24:], ^uint16(sum))
+}
+
+// inIPIP is a frame with its IPv4 packet in another one, whose identification and checksum are
+// zero.
+func inIPIP(frame []byte, src, dst netip.Addr) []byte {
+	inner := frame[14:]
+	flags := binary.BigEndian.Uint16(inner[6:])
+	follow(frame, flags, flags&^0x4000)
+	binary.BigEndian.PutUint16(inner[6:], flags&^0x4000)
+	tos := inner[1] & 3
+	if tos == 3 {
+		tos = 2
+	}
+	outer := binary.BigEndian.AppendUint16([]byte{0x45, tos}, binary.BigEndian.Uint16(inner[2:])+20)
+	outer = append(outer, 0, 0, 0, 0, 64, 4, 0, 0)
+	outer = append(append(outer, src.AsSlice()...), dst.AsSlice()...)
+	return slices.Concat(frame[:14], outer, inner)
 }
 
 // source is where a packet of IP comes from, whatever it carries.

@@ -71,7 +71,9 @@ static __always_inline bool same(const __be32 *a, const __be32 *b)
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
 }
 
-static __always_inline __u32 add(__u32 sum, const __be32 *words, int n)
+typedef __be32 __attribute__((may_alias)) word; // of whatever
+
+static __always_inline __u32 add(__u32 sum, const word *words, int n)
 {
 #pragma unroll
 	for (int i = 0; i < n; i++)

@@ -38,7 +38,7 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 	b := &bench{t: t, host: world.NewHost(t, "balancer")}
 	far := world.NewHost(t, "far")
 	b.host.Forward()
-	b.reference = reference{mtu: 1500, farms: map[string]*state.Farm{}, macs: map[int][6]byte{}, knows: map[netip.Addr][6]byte{}, known: map[string]bool{}, takes: map[int]bool{}}
+	b.reference = reference{mtu: 1500, farms: map[string]*state.Farm{}, macs: map[int][6]byte{}, knows: map[netip.Addr][6]byte{}, known: map[string]bool{}, takes: map[int]bool{}, far: map[netip.Addr]way{}}
 	indexes := map[string]int{}
 	for i, device := range []string{"front", "back", "silent"} {
 		b.host.Join(device, far, device)
@@ -56,6 +56,14 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 		}
 	}
 	b.in, b.mac = indexes["front"], b.macs[indexes["front"]]
+	for i, device := range []string{"front", "back", "silent"} {
+		for n, router := range []string{"10.%d.0.10", "10.%d.0.99"} { // a neighbour that is known, and one that is not
+			w := way{netip.MustParseAddr(fmt.Sprintf(router, i)), indexes[device], netip.MustParseAddr(fmt.Sprintf("10.%d.0.1", i))}
+			to := netip.MustParseAddr(fmt.Sprintf("10.20.%d.%d", i, n))
+			b.host.Route(to.String()+"/32", w.router.String())
+			b.far[to] = w
+		}
+	}
 	for _, f := range farms {
 		b.farms[f.Name] = farm.Compile(f, func(a netip.Addr) int {
 			for device, name := range []string{"front", "back", "silent"} {
@@ -65,7 +73,8 @@ func newBench(t *testing.T, farms ...*model.Farm) *bench {
 					}
 				}
 			}
-			return 0
+			tunnel, _ := state.FarmTunnel(a)
+			return tunnel
 		})
 	}
 	var err error
@@ -134,6 +143,10 @@ func (b *bench) agree(frame []byte) (verdict uint32) {
 			break
 		}
 		got, out = b.run(frame)
+	}
+	if len(out) == len(frame)+20 && world.Checksum(out[14:34]) == 0 { // of an outer header, whose identification is random
+		clear(out[14+4 : 14+6])
+		clear(out[14+10 : 14+12])
 	}
 	if got != want || !bytes.Equal(out, after) {
 		b.t.Errorf("frame\n%sverdict %d, want %d\n%s; want\n%s", hex.Dump(frame), got, want, hex.Dump(out), hex.Dump(after))
@@ -249,7 +262,15 @@ func testFarms() (all []*model.Farm) {
 	listed.Mode, listed.Lists = model.SNAT, []string{"bad"}
 	add("closed", 94, model.RoundRobin, 0).Lists = []string{"good", sourceRanges}
 	add("snat", 88, model.RoundRobin, 0, behind...).Mode = model.SNAT
-	add("range", 89, model.RoundRobin, 0, behind...).Addresses[0].Ports[0].Last = 89 + 3
+	for name, ports := range map[string]model.PortSpan{"range": {First: 300, Last: 310}, "wide": {First: 2000, Last: 2999}} {
+		f := add(name, ports.First, model.RoundRobin, 0, behind...)
+		f.Addresses[0].Ports[0], f.Addresses[1].Ports[0] = ports, ports
+	}
+	add("far", 95, model.RoundRobin, 0, "10.20.0.0", "fd00::10", "10.20.1.0", "fd01::10", "10.1.0.10", "10.20.0.0")
+	add("far-unknown", 96, model.RoundRobin, 0, "10.20.0.1", "fd00::10")
+	add("far-silent", 97, model.RoundRobin, 0, "10.20.2.0", "fd00::10")
+	add("far-nowhere", 98, model.RoundRobin, 0, "10.21.0.1", "fd00::10")
+	add("far-listed", 99, model.Maglev, model.SrcIP, "10.20.1.0", "fd00::10").Lists = []string{"bad"}
 	for by := model.FlowKey(1); by < 64; by++ {
 		add(fmt.Sprintf("hash-%d", by), 100+uint16(by), model.Hash, by, behind...)
 	}
@@ -405,7 +426,11 @@ func TestFrames(t *testing.T) {
 				{"the symmetric hash", 85, redirect, nil},
 				{"lists", 87, redirect, nil},
 				{"another mode", 88, pass, nil},
-				{"a range", 89, pass, nil},
+				{"a range", 300, redirect, nil},
+				{"in a range", 307, redirect, nil},
+				{"the end of a range", 310, redirect, nil},
+				{"behind a range", 311, pass, nil},
+				{"a wide range", 2000, pass, nil},
 				{"no farm", 79, pass, nil},
 				{"Maglev", 200, redirect, nil},
 				{"TTL 1", 80, pass, set(ttl, 1)},
@@ -463,6 +488,60 @@ func TestFrames(t *testing.T) {
 	})
 }
 
+// TestFar has packets go to backends on other networks in IPIP.
+func TestFar(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, testFarms()...)
+	const src, dst = "198.51.100.7", "10.9.0.1"
+	b.inNamespace(func() {
+		lengths := map[int]bool{}
+		for sport := range uint16(100) {
+			for _, proto := range []uint8{6, 17, 132} {
+				frame := b.packet(src, dst, proto, sport, 95, 10)
+				b.agree(frame)
+				_, out := b.run(frame)
+				lengths[len(out)-len(frame)] = true
+			}
+		}
+		if !lengths[0] || !lengths[20] || len(lengths) != 2 {
+			t.Errorf("packets of a farm with both kinds of backends are longer by %v", lengths)
+		}
+		for _, tt := range []struct {
+			what    string
+			port    uint16
+			payload int
+			want    uint32
+			with    func([]byte)
+		}{
+			{"alone", 99, 0, redirect, nil},
+			{"neighbour unknown", 96, 0, pass, nil},
+			{"interface that takes no frames", 97, 0, pass, nil},
+			{"no route", 98, 0, pass, nil},
+			{"as long as the way allows", 99, 1500 - 20 - 20 - 8, redirect, nil},
+			{"longer", 99, 1500 - 20 - 20 - 7, pass, nil},
+			{"TTL 1", 99, 0, pass, func(f []byte) { f[22] = 1 }},
+			{"may be fragmented", 99, 0, redirect, func(f []byte) { f[20] = 0 }},
+			{"congested", 99, 0, redirect, func(f []byte) { f[15] = 0xff }},
+			{"ECN", 99, 0, redirect, func(f []byte) { f[15] = 0x19 }},
+			{"checksum left to the sender's device", 99, 0, pass, unfinished},
+		} {
+			frame := b.packet(src, dst, 17, 4000, tt.port, tt.payload)
+			if tt.with != nil {
+				tt.with(frame)
+			}
+			if got := b.agree(frame); got != tt.want {
+				t.Errorf("%s: verdict %d, want %d", tt.what, got, tt.want)
+			}
+		}
+		if got := b.agree(b.about(b.packet(src, dst, 6, 4000, 99, 0), "198.51.100.1", 3)); got != redirect {
+			t.Errorf("an ICMP error: verdict %d", got)
+		}
+		if got := b.agree(b.packet("192.0.2.1", dst, 17, 4000, 99, 0)); got != drop {
+			t.Errorf("from a list: verdict %d", got)
+		}
+	})
+}
+
 // TestQuotes has ICMP errors meet the fate of the packets whose answers they are about.
 func TestQuotes(t *testing.T) {
 	t.Parallel()
@@ -499,7 +578,8 @@ func TestQuotes(t *testing.T) {
 				{"no farm", ip.router, 79, pass, nil},
 				{"Maglev", ip.router, 200, redirect, nil},
 				{"another mode", ip.router, 88, pass, nil},
-				{"a range", ip.router, 89, pass, nil},
+				{"a range", ip.router, 305, redirect, nil},
+				{"a wide range", ip.router, 2500, pass, nil},
 				{"neighbour unknown", ip.router, 83, pass, nil},
 				{"another mode, with a list", ip.listed, 93, pass, nil},
 				{"from a list", ip.listed, 87, drop, nil},
@@ -607,7 +687,7 @@ func (b *bench) mutant(r *rand.Rand) []byte {
 	case 1:
 		src = map[bool]string{true: "192.0.3.", false: "2001:db8::"}[dst == "10.9.0.1"] + fmt.Sprint(r.IntN(10))
 	}
-	ports := []uint16{80, 94, 81, 82, 83, 84, 85, 86, 87, 87, 87, 88, 89, 90, 90, 91, 92, 93, 200, 201}
+	ports := []uint16{80, 94, 81, 82, 83, 84, 85, 86, 87, 87, 87, 88, 89, 300, 309, 311, 2000, 90, 90, 91, 92, 93, 95, 95, 95, 95, 96, 97, 98, 99, 99, 200, 201}
 	port := ports[r.IntN(len(ports))]
 	if r.IntN(2) == 0 {
 		port = 100 + uint16(r.IntN(66))

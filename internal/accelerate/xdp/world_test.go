@@ -29,6 +29,7 @@ type site struct {
 	driver                   driver.Driver
 	fast                     *xdp.Driver // nil: there is none
 	state                    *state.State
+	tunnels                  bool // to servers on other networks
 }
 
 const (
@@ -155,7 +156,7 @@ func (w *site) set(all ...*model.Farm) {
 // change has lists be these, and farms come.
 func (w *site) change(lists map[string]*model.FarmList, all ...*model.Farm) {
 	w.t.Helper()
-	delta := state.Delta{Farms: state.FarmsDelta{Farms: map[string]*state.Farm{}, Devices: map[int]bool{}, Lists: lists}}
+	delta := state.Delta{Farms: state.FarmsDelta{Farms: map[string]*state.Farm{}, Devices: map[int]bool{}, Lists: lists, Tunnels: map[netip.Addr]bool{}}}
 	var links model.Links
 	w.balancer.In(func() (err error) { links, err = link.Here.Links(); return err })
 	for name := range w.state.Farms.Farms {
@@ -169,7 +170,14 @@ func (w *site) change(lists map[string]*model.FarmList, all ...*model.Farm) {
 		}
 	}
 	for _, f := range all {
-		delta.Farms.Farms[f.Name] = farm.Compile(f, func(a netip.Addr) int { return farm.Device(links, a) })
+		delta.Farms.Farms[f.Name] = farm.Compile(f, func(a netip.Addr) int {
+			index := farm.Device(links, a)
+			if index == 0 && w.tunnels {
+				index, _ = state.FarmTunnel(a)
+				delta.Farms.Tunnels[a] = true
+			}
+			return index
+		})
 	}
 	held := false
 	w.driver.Held(func(*state.State) { held = true })
@@ -189,13 +197,20 @@ func (w *site) took() uint64 {
 	return w.fast.Took()
 }
 
-// forwarded fails the test if the program has forwarded fewer packets than that; or, on a kernel
-// that does not tell which interfaces take frames, any.
-func (w *site) forwarded(n, least uint64) {
+// takes reports whether the interface to the servers takes frames from programs, as far as the
+// kernel tells.
+func (w *site) takes() bool {
 	w.t.Helper()
 	var cards map[int]link.Card
 	w.balancer.In(func() (err error) { cards, err = link.Here.Cards(); return err })
-	if !cards[w.balancer.Device("back").Attrs().Index].TakesFrames {
+	return cards[w.balancer.Device("back").Attrs().Index].TakesFrames
+}
+
+// forwarded fails the test if the program has forwarded fewer packets than that; or, where its
+// interface takes no frames, any.
+func (w *site) forwarded(n, least uint64) {
+	w.t.Helper()
+	if !w.takes() {
 		if w.fast != nil && (n > 0 || !strings.Contains(w.fast.Status().Note, "not out of back: it takes no frames")) {
 			w.t.Errorf("the program forwarded %d packets, and says %v", n, w.notes())
 		}

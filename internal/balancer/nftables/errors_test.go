@@ -127,4 +127,3 @@ func TestPathMTU(t *testing.T) {
 		}
 	})
 }
-
