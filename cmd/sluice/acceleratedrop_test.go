@@ -38,7 +38,7 @@ spec:
   doNotTrack: true
   applyOnForward: true
   types: [Ingress]
-  ingress: [{action: Deny, source: {selector: bad == 'yes'}}]
+  ingress: [{action: Deny, source: {selector: bad == 'yes'}}, {action: Deny, source: {nets: [192.0.2.203/32]}}]
 ---
 apiVersion: projectcalico.org/v3
 kind: HostEndpoint
@@ -58,7 +58,7 @@ func TestAccelerateDrop(t *testing.T) {
 		node.Address(device, []string{"192.0.2.1/25", "192.0.2.129/25"}[i])
 	}
 	client.Address("eth0", "192.0.2.2/25")
-	client.Address("eth1", "192.0.2.201/25", "192.0.2.202/25")
+	client.Address("eth1", "192.0.2.201/25", "192.0.2.202/25", "192.0.2.203/25")
 	client.Route("203.0.113.9/32", "192.0.2.1")
 	client.IP("address add 198.51.100.7/32 dev eth0")
 	dir, socket := folder(t, map[string]string{"web.yaml": closed}), filepath.Join(t.TempDir(), "s.sock")
@@ -75,7 +75,11 @@ func TestAccelerateDrop(t *testing.T) {
 	if n := programs(); n != 2 {
 		t.Errorf("programs run at %d interfaces", n)
 	}
-	for _, tt := range []struct{ from, to, by string }{{"198.51.100.7", "203.0.113.9:80", "source ranges"}, {"192.0.2.202", "192.0.2.129:80", "GlobalNetworkPolicy edge"}} {
+	before := map[string]int{}
+	for _, tt := range []struct{ from, to, by string }{
+		{"198.51.100.7", "203.0.113.9:80", "source ranges"},
+		{"192.0.2.202", "192.0.2.129:80", "GlobalNetworkPolicy edge"}, {"192.0.2.203", "192.0.2.129:80", "GlobalNetworkPolicy edge"},
+	} {
 		c, err := client.Dial("udp", tt.from, tt.to, world.Patience)
 		if err != nil {
 			t.Fatal(err)
@@ -93,7 +97,8 @@ func TestAccelerateDrop(t *testing.T) {
 				t.Fatal(status)
 			}
 			n, _ := strconv.Atoi(dropped[1])
-			return n > 0
+			defer func() { before[tt.by] = n }()
+			return n > before[tt.by]
 		})
 	}
 	stop()

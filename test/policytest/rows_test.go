@@ -300,6 +300,13 @@ func hostRows() []row {
 		{name: "host endpoint, untracked: what the node itself sends, and not what it passes on to a service", services: []svc{beyond}, policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Egress], egress: [{action: Deny, protocol: UDP}]"), packets: []packet{
 			{"a", "", udp, "vip", 80, "outside", ""}, {"a", "", udp, "node", 30080, "outside", "node"}, {"node", "", udp, "vip", 80, "", ""}, {"node", "", udp, "outside", 80, "", ""},
 		}},
+		{name: "host endpoint, untracked: networks are denied, but for failsafe ports", services: []svc{cluster}, policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress], ingress: [{action: Deny, source: {nets: [192.168.3.0/24]}}, {action: Deny, source: {nets: ['fd00:192:168:3::/64']}}]"), packets: []packet{
+			{"outside", "", udp, "b", 80, "", ""}, {"outside", "", tcp, "node", 80, "", ""}, {"outside", "", tcp, "vip", 80, "", ""}, {"outside", "", ping, "b", 0, "", ""}, {"outside", "", sctp, "b", 80, "", ""},
+			{"outside", "", tcp, "node", 22, "node", ""}, {"outside", "", tcp, "b", 22, "b", ""}, {"outside", "nobody", udp, "b", 80, "b", ""}, {"a", "", udp, "b", 80, "b", ""},
+		}},
+		{name: "host endpoint, untracked: what is allowed before networks are denied", policies: hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress, Egress], ingress: [{action: Allow, protocol: UDP, destination: {ports: [82]}}, {action: Deny, source: {nets: [192.168.3.0/24]}}, {action: Deny, source: {nets: ['fd00:192:168:3::/64']}}], egress: [{action: Allow, protocol: UDP, source: {ports: [82]}}]"), packets: []packet{
+			{"outside", "", udp, "node", 82, "node", ""}, {"outside", "", udp, "node", 83, "", ""}, {"outside", "", tcp, "b", 82, "", ""},
+		}},
 		{name: "host endpoint, untracked: no way past a pod's policy", services: []svc{cluster}, policies: isolated("b", "in ingress: []") + hostPolicy("applyOnForward: true, doNotTrack: true, types: [Ingress], ingress: [{action: Allow, protocol: UDP}]"), packets: []packet{
 			{"outside", "nobody", udp, "b", 80, "", ""}, {"outside", "nobody", udp, "vip", 80, "", ""},
 		}},

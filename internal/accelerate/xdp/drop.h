@@ -165,7 +165,7 @@ static __always_inline bool shows(void)
 	__u32 zero = 0;
 	__u64 *last = bpf_map_lookup_elem(&shown, &zero), now = bpf_jiffies64();
 
-	if (!last || *last == now)
+	if (!last || *last >= now)
 		return false;
 	*last = now;
 	return true;

@@ -206,14 +206,19 @@ func (x *policies) certain(rules []state.Rule, of map[state.SetID]*state.List) (
 		if r.Action != model.Deny {
 			return nets, false
 		}
-		in := r.Source.In
-		r.Name, r.Source.In = "", nil
+		in, family := r.Source.In, r.Family
+		r.Name, r.Family, r.Source.In = "", 0, nil
 		if len(in) != 1 || !reflect.DeepEqual(r, state.Rule{Action: model.Deny}) {
 			continue
 		}
 		for _, ref := range in[0].Lists {
-			if x.uses[ref.ID] = struct{}{}; of[ref.ID] != nil {
-				nets = append(nets, of[ref.ID].Prefixes...)
+			if x.uses[ref.ID] = struct{}{}; of[ref.ID] == nil {
+				continue
+			}
+			for _, n := range of[ref.ID].Prefixes {
+				if family == 0 || n.Addr().Is4() == (family == 4) {
+					nets = append(nets, n)
+				}
 			}
 		}
 	}
