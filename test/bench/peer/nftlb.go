@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"sluice.dev/sluice/internal/accelerate/xdp"
 	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/inject"
 	"sluice.dev/sluice/test/netns"
@@ -50,10 +51,16 @@ type Balance struct {
 	Program  string // sluice
 	Mode     FarmMode
 	Protocol string // "": tcp
+	XDP      bool   // with --accelerate dsr
 }
 
 // Name implements Dataplane.
-func (b Balance) Name() string { return "sluice " + string(b.Mode) }
+func (b Balance) Name() string {
+	if b.XDP {
+		return "sluice " + string(b.Mode) + ", XDP"
+	}
+	return "sluice " + string(b.Mode)
+}
 
 // Limit implements Dataplane.
 func (Balance) Limit() (int, string) { return 0, "" }
@@ -69,15 +76,25 @@ func (Balance) Target(_ cluster.Cluster, first, count int) inject.Target {
 // Load implements Dataplane. The time is that of one request, whose answer means that the kernel
 // has the farms.
 func (b Balance) Load(ctx context.Context, node *netns.NS, c cluster.Cluster) (*Loaded, error) {
-	return loadFarms(ctx, node, []string{b.Program}, FarmsOf(c, b.Mode, b.Protocol))
+	command := []string{b.Program}
+	if b.XDP {
+		command = append(command, "--accelerate", xdp.DSR)
+	}
+	loaded, err := loadFarms(ctx, node, command, FarmsOf(c, b.Mode, b.Protocol))
+	if err == nil && b.XDP {
+		end := loaded.Close
+		loaded.Close = func() error { return errors.Join(end(), node.Do(xdp.Remove)) } // it would outlast both
+	}
+	return loaded, err
 }
 
-// loadFarms starts a program and posts farms to it, all in one request.
+// loadFarms starts a program, sluice with these flags of 'balance' or nftlb, and posts farms to it,
+// all in one request.
 func loadFarms(ctx context.Context, node *netns.NS, sluice []string, farms Farms) (*Loaded, error) {
 	var s *FarmServer
 	var err error
 	if len(sluice) > 0 {
-		s, err = StartBalance(ctx, node, sluice[0])
+		s, err = StartBalance(ctx, node, sluice[0], sluice[1:]...)
 	} else {
 		s, err = StartNftlb(ctx, node)
 	}

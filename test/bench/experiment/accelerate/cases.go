@@ -26,6 +26,7 @@ type program struct {
 	name   string
 	rule   string // one at ingress that all packets meet, in place of the data plane; "": none
 	direct bool   // answers do not pass by, and packets leave as they came
+	early  bool   // packets leave from XDP, where nothing of the node sees them
 }
 
 func (p program) String() string {
@@ -79,7 +80,7 @@ func (p program) target() netip.AddrPort {
 func of(d peer.Dataplane, services int) program {
 	p := program{ServiceCase: harness.ServiceCase{Dataplane: d, Cluster: cluster.Cluster{Services: services, Endpoints: 1}}, name: d.Name()}
 	if b, own := d.(peer.Balance); own && b.Mode == peer.DSR {
-		p.direct, p.Cluster.Endpoints = true, 3
+		p.direct, p.early, p.Cluster.Endpoints = true, b.XDP, 3
 	}
 	return p
 }

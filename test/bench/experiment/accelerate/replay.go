@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"sluice.dev/sluice/test/bench/cluster"
 	"sluice.dev/sluice/test/bench/cpuaffinity"
 	"sluice.dev/sluice/test/bench/harness"
 	"sluice.dev/sluice/test/bench/inject"
@@ -116,12 +117,15 @@ type costs struct {
 // that each took. Those of a program that drops everything are lost; of any other no more than one
 // in a thousand may be.
 func (st *stage) replay(ctx context.Context, cores []*core, n, times int) (least costs, err error) {
-	sinks := map[bool]*inject.Sink{}
+	sinks := map[bool]*inject.Counter{}
 	for answers, device := range map[bool]string{false: testbed.NodeOut, true: testbed.NodeIn} {
-		if sinks[answers], err = inject.NewSink(st.Node, device); err != nil {
+		if sinks[answers], err = st.sink(device, answers); err != nil {
 			return least, err
 		}
 		defer func() { err = errors.Join(err, sinks[answers].Close()) }()
+	}
+	if st.early {
+		time.Sleep(time.Second) // the balancer sees that the far end takes frames now
 	}
 	least = costs{make([]float64, len(segments)), math.Inf(1)}
 	for i := range segments {
@@ -178,6 +182,19 @@ func (st *stage) replay(ctx context.Context, cores []*core, n, times int) (least
 		least.end = 0
 	}
 	return least, ctx.Err()
+}
+
+// sink counts and drops what is about to leave by a device of the node, or what has just arrived at
+// its far end.
+func (st *stage) sink(device string, answers bool) (*inject.Counter, error) {
+	if st.early && !answers {
+		return inject.NewCounter(st.Backend, testbed.Uplink, cluster.Services)
+	}
+	s, err := inject.NewSink(st.Node, device)
+	if err != nil {
+		return nil, err
+	}
+	return &s.Counter, nil
 }
 
 // flush empties the table of connections, and tells how long that took.
