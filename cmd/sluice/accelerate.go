@@ -68,8 +68,8 @@ func (a *accelerators) Set(list string) error {
 // Type implements pflag.Value.
 func (a *accelerators) Type() string { return "names" }
 
-// check says of each chosen one whether it can be on, and at which uplinks it cannot, as programs of
-// others are there.
+// check says of each chosen one whether it can be on, and at which uplinks it cannot, as programs
+// of others are there.
 func (a *accelerators) check(mode string) (results []preflight.Result) {
 	probes := map[string]func() error{sockets.Name: sockets.Probe, xdp.Drop: xdp.Probe, established.Name: established.Probe}
 	for _, name := range a.chosen {

@@ -119,8 +119,8 @@ status: {phase: Running, podIP: 10.1.0.1, podIPs: [{ip: 10.1.0.1}]}
 	says(t, socket, "why node/node-a 10.1.0.1:8080", "!translated at")
 }
 
-// TestPreflightAccelerate has preflight say which accelerators can be on, and that another's program
-// is left alone.
+// TestPreflightAccelerate has preflight say which accelerators can be on, and that another's
+// program is left alone.
 func TestPreflightAccelerate(t *testing.T) {
 	t.Parallel()
 	world.MountBPF(t)

@@ -88,8 +88,8 @@ spec:
 `
 
 // TestLabNodes has real kubelets run pods as containers, with the agents installed as a
-// DaemonSet, with all that makes them faster, and asks for what only they do. What a node loses when
-// it is switched off comes back.
+// DaemonSet, with all that makes them faster, and asks for what only they do. What a node loses
+// when it is switched off comes back.
 func TestLabNodes(t *testing.T) {
 	t.Parallel()
 	needRoot(t)

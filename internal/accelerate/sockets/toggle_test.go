@@ -97,8 +97,8 @@ func TestToggle(t *testing.T) {
 	n.must(unix.Connect(connected, sockaddr(unix.AF_INET, vip4)))
 	limit := unix.NsecToTimeval(int64(silence))
 	n.must(unix.SetsockoptTimeval(connected, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
-	// An answer that is under way while the socket is connected anew is lost, as UDP's may be, or late
-	// on a busy machine.
+	// An answer that is under way while the socket is connected anew is lost, as UDP's may be, or
+	// late on a busy machine.
 	ask("a connected socket", int(patience/silence), func() error {
 		if err := unix.Send(connected, []byte("?\n"), 0); err != nil {
 			return err
