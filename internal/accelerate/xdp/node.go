@@ -57,7 +57,7 @@ func (d *Driver) node(p *plan, held *state.State) {
 	if held.Policy == nil || d.Driver.Capabilities().Can&driver.UntrackedPolicy == 0 {
 		return
 	}
-	if held.Services != nil && !d.kept {
+	if held.Services != nil && !d.unsure {
 		if p.all {
 			p.frontends = slices.Collect(maps.Keys(held.Services.Frontends))
 		}
@@ -165,7 +165,7 @@ func (p *plan) untracked(held *state.Policy) {
 	w, before := &p.d.work, p.d.policies.names
 	now := policies{at: map[state.RulesID][]string{}, names: map[string]model.PolicyKey{}, uses: map[state.SetID]struct{}{}}
 	for _, h := range held.Hosts {
-		if r := held.Rules[h.UntrackedIn]; r != nil && !p.d.kept && now.at[r.ID] == nil {
+		if r := held.Rules[h.UntrackedIn]; r != nil && !p.d.unsure && now.at[r.ID] == nil {
 			now.add(r, held.Lists, w.lists)
 		}
 	}

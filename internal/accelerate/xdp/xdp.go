@@ -39,9 +39,6 @@ type Base interface {
 type Options struct {
 	Log *slog.Logger // nil: slog.Default()
 	Stages
-	// Generic has programs run at interfaces whose drivers cannot run them, too, by the kernel,
-	// which costs much of what they gain.
-	Generic bool
 }
 
 // Driver adds the program to a driver of farms, or of policy. It implements driver.Driver, and owns
@@ -65,7 +62,7 @@ type Driver struct {
 	// Service that comes and goes is to have them do so again and again.
 	policies  policies
 	restricts bool
-	kept      bool // the base may hold policies that the state lacks
+	unsure    bool // the base may hold policies that the state lacks
 }
 
 // left is an interface that is left to the base, as it was, and why.
@@ -237,9 +234,9 @@ func (d *Driver) Adopt(ctx context.Context, want *state.State, keep driver.Keep)
 	if err != nil || want.Farms == nil && want.Policy == nil && want.Services == nil {
 		return p, err
 	}
-	about := &plan{Plan: p, d: d, all: true, kept: d.kept}
+	about := &plan{Plan: p, d: d, all: true, unsure: d.unsure}
 	if want.Policy != nil {
-		about.kept = p.Kept().Policy > 0
+		about.unsure = p.Kept().Policy > 0
 	}
 	return about, nil
 }
@@ -287,7 +284,7 @@ type plan struct {
 	denied    bool                // it may change deny lists
 	hosts     bool                // it may change doNotTrack policies
 	all       bool                // it adopts: it may change any
-	kept      bool                // see Driver.kept
+	unsure    bool                // see Driver.unsure
 }
 
 // idle reports whether it changes nothing that the program knows.
@@ -322,7 +319,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	if err := p.Plan.Apply(ctx); err != nil {
 		return err // the farms stay withdrawn until the base is adopted
 	}
-	d.kept = d.kept && !p.all || p.kept
+	d.unsure = d.unsure && !p.all || p.unsure
 	d.Held(func(held *state.State) {
 		if held.Farms == nil {
 			d.node(p, held)
@@ -435,7 +432,7 @@ func (d *Driver) stop(why string) {
 		_ = l.Detach()
 	}
 	if err := errors.Join(d.release(), d.pins.Remove()); err != nil {
-		d.options.Log.Warn("cannot remove the program that accelerates farms", "error", err)
+		d.options.Log.Warn("cannot remove the program that packets are accelerated by", "error", err)
 	}
 	d.why = why
 }
@@ -443,7 +440,7 @@ func (d *Driver) stop(why string) {
 // attach has a program be asked at all interfaces at which farms are served, and at no others.
 func (d *Driver) attach(p *program) {
 	if err := d.here.Do(func() error { return d.attachHere(p) }); err != nil {
-		d.options.Log.Warn("cannot follow interfaces to accelerate farms at", "error", err)
+		d.options.Log.Warn("cannot follow interfaces to accelerate packets at", "error", err)
 	}
 }
 
@@ -564,5 +561,5 @@ func (d *Driver) run(p *program, index int, c netlink.Card) {
 		why = "its driver does not run XDP programs as it is set, such as with its MTU, or its number of queues: " + err.Error()
 	}
 	d.left[index] = left{c, why}
-	d.options.Log.Warn("farms are not accelerated at an interface", "interface", c.Name, "error", err)
+	d.options.Log.Warn("packets are not accelerated at an interface", "interface", c.Name, "error", err)
 }
