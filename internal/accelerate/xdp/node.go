@@ -244,7 +244,8 @@ func (x *policies) spare(rules []state.Rule) {
 }
 
 // judge has all packets that arrive by interfaces be looked up in lists, and by no others. What has
-// too many lengths of prefixes is left to the base, the last lists first.
+// too many lengths of prefixes is left to the base, the last lists first. Its error is errFull where
+// an interface's index is beyond what there is room for.
 func (p *program) judge(at map[int]arrival, failsafes []byte) error {
 	if _, err := p.failsafes.WriteAt(failsafes, 0); err != nil {
 		return err
@@ -270,10 +271,12 @@ func (p *program) judge(at map[int]arrival, failsafes []byte) error {
 		}
 	}
 	for index, b := range now {
-		if at := index * int64(len(b)); at+int64(len(b)) <= int64(p.arrivals.Size()) { // others wait for another program
-			if _, err := p.arrivals.WriteAt(b, at); err != nil {
-				return err
-			}
+		at := index * int64(len(b))
+		if at+int64(len(b)) > int64(p.arrivals.Size()) {
+			return errFull
+		}
+		if _, err := p.arrivals.WriteAt(b, at); err != nil {
+			return err
 		}
 		p.judged[index] = true
 	}

@@ -1,6 +1,7 @@
 package xdp_test
 
 import (
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -326,6 +327,28 @@ func TestSourceRanges(t *testing.T) {
 			t.Error("packets are dropped by source ranges of a service that has gone")
 		}
 	}
+}
+
+// TestLateInterface has deny lists come to hold at an interface whose index is beyond what the
+// program was made for.
+func TestLateInterface(t *testing.T) {
+	t.Parallel()
+	const late = 5000
+	n := newNode(t)
+	n.host.IP(fmt.Sprintf("link add late index %d type veth peer name eth1", late), "link set late up", "link set eth1 netns "+n.client.Name)
+	n.client.IP("link set eth1 up")
+	n.host.Address("late", "10.0.1.1/24")
+	n.client.Address("eth1", "10.0.1.3/24")
+	n.client.Neighbour("eth1", n.host, "late", "10.0.1.1")
+	denied := &state.Denied{Devices: []state.Device{{Index: n.front, Name: "front"}}, Lists: []*state.List{{Name: "bad", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.1.3/32")}}}}
+	n.change(state.Delta{Policy: state.PolicyDelta{Denied: denied, HostDevices: map[int]bool{late: true}}})
+	n.answers("before", "10.0.1.1:53", "", "10.0.1.3")
+	both := *denied
+	both.Devices = append(both.Devices[:1:1], state.Device{Index: late, Name: "late"})
+	n.change(state.Delta{Policy: state.PolicyDelta{Denied: &both}})
+	n.drops("late", state.DropDenyList, true, "10.0.1.1:53", "", "10.0.1.3")
+	n.change(state.Delta{Policy: state.PolicyDelta{Denied: denied}})
+	n.answers("after", "10.0.1.1:53", "", "10.0.1.3")
 }
 
 // TestOtherProgram has source ranges hold where another program's XDP program is.

@@ -401,16 +401,17 @@ func (p *program) read() map[driver.Backend]driver.Counts {
 
 const countLength = 16 // of a bpfCount
 
-// equip has the program know interfaces: those with it, and those that take frames.
+// equip has the program know interfaces: those with it, of which judge knows, and those that take
+// frames.
 func (p *program) equip(devices map[uint32]bpfDevice, ways map[uint32]bool) error {
 	var errs []error
 	for index, d := range devices {
-		if p.devices[index] != d && index < p.objs.Devices.MaxEntries() { // others wait for another program
+		if p.devices[index] != d {
 			errs = append(errs, p.objs.Devices.Put(index, d))
 		}
 	}
 	for index := range p.devices {
-		if _, has := devices[index]; !has && index < p.objs.Devices.MaxEntries() {
+		if _, has := devices[index]; !has {
 			errs = append(errs, p.objs.Devices.Put(index, bpfDevice{}))
 		}
 	}

@@ -454,7 +454,7 @@ func (d *Driver) attachHere(p *program) error {
 		if a, here := d.arrives(index, c); here && unfit(c) == "" && (a.serves || len(a.policies) > 0) {
 			devices[uint32(index)] = bpfDevice{Mac: c.MAC, Returns: number(c.ReturnsFrames), Serves: number(a.serves)}
 		}
-		if c.TakesFrames {
+		if c.TakesFrames && p.DSR {
 			ways[uint32(index)] = true
 		}
 	}
