@@ -45,8 +45,8 @@ func TestDenied(t *testing.T) {
 	n.drops("one again", state.DropDenyList, true, to4, to6, "10.0.0.3")
 }
 
-// untracked are a host endpoint's doNotTrack policies: the port 53 stays open, and one policy denies
-// what is on a list.
+// untracked are a host endpoint's doNotTrack policies: the port 53 stays open, and one policy
+// denies what is on a list.
 func untracked(rules ...state.Rule) (*state.Rules, model.PolicyKey) {
 	key := model.PolicyKey{Kind: model.GlobalNetworkPolicy, Name: model.Name{Name: "edge"}}
 	failsafe := &state.PolicyRules{ID: "failsafe", Policy: model.PolicyKey{Kind: model.Failsafe, Name: model.Name{Name: "untracked ports"}}, Rules: []state.Rule{
@@ -62,8 +62,8 @@ func on(action model.Action, id state.SetID) state.Rule {
 	return state.Rule{Name: "ingress[0]", Action: action, Source: state.End{In: []state.Term{{Lists: []state.ListRef{{ID: id, IPv4: []uint8{32}, IPv6: []uint8{128}}}}}}}
 }
 
-// TestUntracked has a doNotTrack policy deny packets from addresses on a list, whatever changes, and
-// ports that no policy closes stay open to them.
+// TestUntracked has a doNotTrack policy deny packets from addresses on a list, whatever changes,
+// and ports that no policy closes stay open to them.
 func TestUntracked(t *testing.T) {
 	t.Parallel()
 	const to4, to6 = "10.0.0.1:80", "[fd00::1]:80"

@@ -134,8 +134,8 @@ func (n *node) answers(when, to4, to6 string, from ...string) {
 	}
 }
 
-// drops fails the test unless each packet from addresses is dropped for a reason, nearly all of them
-// by the program; not early: all by the base.
+// drops fails the test unless each packet from addresses is dropped for a reason, nearly all of
+// them by the program; not early: all by the base.
 func (n *node) drops(when string, reason state.Drop, early bool, to4, to6 string, from ...string) {
 	n.Helper()
 	const sent = 200
