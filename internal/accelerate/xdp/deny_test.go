@@ -111,6 +111,21 @@ func TestUntracked(t *testing.T) {
 		Hosts: map[int]*state.Host{n.front: {Name: "front", Device: "front", UntrackedIn: first.ID}},
 	}})
 	n.drops("others are allowed before", state.DropHost, false, to4, to6, "fd00::3")
+
+	// A process that has not read all policies yet leaves it to the base what it keeps.
+	if err := n.d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole := n.want.Clone()
+	n.want.Policy.Rules, n.want.Policy.Hosts = map[state.RulesID]*state.Rules{rules.ID: rules}, map[int]*state.Host{n.front: {Name: "front", Device: "front", UntrackedIn: rules.ID}}
+	n.keep = driver.Keep{Policy: true}
+	n.open()
+	n.answers("kept", to4, to6, "10.0.0.3")
+	adopt(t, n.d, n.want.Clone(), driver.Keep{})
+	n.drops("all is read", state.DropHost, true, to4, to6, "10.0.0.3", "fd00::3")
+	adopt(t, n.d, whole.Clone(), driver.Keep{})
+	n.want = whole
+	n.answers("as before", to4, to6, "10.0.0.3")
 	n.change(state.Delta{Policy: state.PolicyDelta{
 		Rules: map[state.RulesID]*state.Rules{first.ID: nil}, Hosts: map[int]*state.Host{n.front: nil}, Lists: map[state.SetID]*state.List{8: nil, 9: nil}, PortSets: map[state.SetID]*state.Ports{7: nil}}})
 	n.answers("no policy", to4, to6, "10.0.0.2", "10.0.0.3", "fd00::3")

@@ -1,6 +1,7 @@
 package xdp_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"sluice.dev/sluice/internal/accelerate/xdp"
 	"sluice.dev/sluice/internal/driver"
@@ -30,6 +32,7 @@ type node struct {
 	client, host *world.Host
 	want         *state.State
 	front        int // the interface to the client
+	keep         driver.Keep
 	d            *xdp.Driver
 }
 
@@ -70,7 +73,7 @@ func (n *node) open() {
 		}
 		return err
 	})
-	adopt(n.T, n.d, n.want.Clone())
+	adopt(n.T, n.d, n.want.Clone(), n.keep)
 }
 
 func openBase() (driver.Driver, error) {
@@ -91,7 +94,7 @@ func (n *node) without(while func()) {
 		}
 		return err
 	})
-	adopt(n.T, base, n.want.Clone())
+	adopt(n.T, base, n.want.Clone(), n.keep)
 	while()
 	if err := base.Close(); err != nil {
 		n.Fatal(err)
@@ -122,10 +125,36 @@ func (n *node) counted(reason state.Drop) (all, early uint64) {
 	return counts[reason], n.d.Dropped()
 }
 
-// answers fails the test unless servers answer the client at each of its addresses.
+// burst is how many packets are sent at once: most of them come in a tick of the clock whose first
+// packet is left to the base.
+const burst = 200
+
+func (n *node) burst(from, to string) {
+	n.Helper()
+	c, err := n.client.Dial("udp", from, to, world.Patience)
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = c.Close() }) // before, it would refuse answers, by ICMP
+	for range burst {
+		if _, err := c.Write([]byte("ask\n")); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			n.Fatal(err)
+		}
+	}
+}
+
+// answers fails the test unless servers answer the client at each of its addresses, and the program
+// drops none of a burst of packets from there.
 func (n *node) answers(when, to4, to6 string, from ...string) {
 	n.Helper()
 	for _, from := range from {
+		dropped := n.d.Dropped()
+		n.burst(from, atFamily(from, to4, to6))
+		defer func() {
+			if now := n.d.Dropped(); now != dropped {
+				n.Errorf("%s, from %s: the program dropped %d packets", when, from, now-dropped)
+			}
+		}()
 		for _, network := range []string{"tcp", "udp"} {
 			if g, err := n.client.Ask(network, from, atFamily(from, to4, to6), world.Patience); err != nil {
 				n.Errorf("%s, %s from %s: %+v, %v; %v", when, network, from, g, err, n.d.Status())
@@ -138,26 +167,16 @@ func (n *node) answers(when, to4, to6 string, from ...string) {
 // them by the program; not early: all by the base.
 func (n *node) drops(when string, reason state.Drop, early bool, to4, to6 string, from ...string) {
 	n.Helper()
-	const sent = 200
 	for _, from := range from {
 		all, before := n.counted(reason)
-		c, err := n.client.Dial("udp", from, atFamily(from, to4, to6), world.Patience)
-		if err != nil {
-			n.Fatal(err)
-		}
-		for range sent {
-			if _, err := c.Write([]byte("ask\n")); err != nil {
-				n.Fatal(err)
-			}
-		}
-		_ = c.Close()
+		n.burst(from, atFamily(from, to4, to6))
 		now, after := n.counted(reason)
-		for end := time.Now().Add(world.Patience); now-all < sent && time.Now().Before(end); now, after = n.counted(reason) {
+		for end := time.Now().Add(world.Patience); now-all < burst && time.Now().Before(end); now, after = n.counted(reason) {
 			time.Sleep(time.Millisecond) // a busy machine has not seen all of them yet
 		}
 		now, after = now-all, after-before
-		if least := map[bool]uint64{true: sent / 2}[early]; now != sent || after < least || !early && after > 0 {
-			n.Errorf("%s, from %s: %d of %d packets were dropped, %d by the program; %v", when, from, now, sent, after, n.d.Status())
+		if least := map[bool]uint64{true: burst / 2}[early]; now != burst || after < least || !early && after > 0 {
+			n.Errorf("%s, from %s: %d of %d packets were dropped, %d by the program; %v", when, from, now, burst, after, n.d.Status())
 		}
 	}
 }

@@ -126,15 +126,15 @@ func (w *site) apply(p driver.Plan, err error) {
 
 func (w *site) adopt() {
 	w.t.Helper()
-	adopt(w.t, w.driver, w.state)
+	adopt(w.t, w.driver, w.state, driver.Keep{})
 }
 
 // adopt has a driver adopt a state. The kernel may take a moment until a former driver's table has
 // no owner any more.
-func adopt(t *testing.T, d driver.Driver, want *state.State) {
+func adopt(t *testing.T, d driver.Driver, want *state.State, keep driver.Keep) {
 	t.Helper()
 	for end := time.Now().Add(world.Patience); ; time.Sleep(time.Millisecond) {
-		p, err := d.Adopt(t.Context(), want, driver.Keep{})
+		p, err := d.Adopt(t.Context(), want, keep)
 		if err == nil {
 			err = p.Apply(t.Context())
 		}
