@@ -65,7 +65,6 @@ struct ends {
 struct packet {
 	bool is4;
 	bool answer; // to the one who began
-	bool begins; // a connection
 	bool payload;
 	__u8 protocol;
 	__u32 header; // the length of all headers but Ethernet's
@@ -94,13 +93,6 @@ static __always_inline __u32 fold(__u64 sum)
 	})
 #define WORDS(p) ((struct timespec64 *)bpf_rdonly_cast(p, bpf_core_type_id_kernel(struct timespec64)))
 
-// was_reset tells whether the last that the kernel has seen of a connection of TCP is a reset. It
-// takes it to be established all the same: it does not know the number that a reset should have.
-static __always_inline bool was_reset(struct nf_conn *ct)
-{
-	return ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED && ct->proto.tcp.last_index == TCP_RST_SET;
-}
-
 // plain tells whether packets of a connection that are nothing special may go the short way: it is
 // established, nothing about it is to be looked at, and no policy has come to forbid it.
 static __always_inline bool plain(struct nf_conn *ct, __u8 protocol, int *leaves_by)
@@ -115,7 +107,7 @@ static __always_inline bool plain(struct nf_conn *ct, __u8 protocol, int *leaves
 		return false; // another program's, which alone knows what it means
 	// Tracking sees no acknowledgement that goes the short way: it must not wait for one.
 	if (protocol == IPPROTO_TCP &&
-	    (ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED || was_reset(ct) || ct->proto.tcp.retrans ||
+	    (ct->proto.tcp.state != TCP_CONNTRACK_ESTABLISHED || ct->proto.tcp.retrans ||
 	     (ct->proto.tcp.seen[0].flags | ct->proto.tcp.seen[1].flags) & IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED))
 		return false;
 
@@ -331,9 +323,8 @@ int established(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	if (p.protocol == IPPROTO_TCP) {
 		struct tcphdr *tcp = l4;
-		if ((void *)(tcp + 1) > end || tcp->doff < 5 || tcp->fin || tcp->rst || tcp->syn == tcp->ack)
+		if ((void *)(tcp + 1) > end || tcp->doff < 5 || tcp->syn || tcp->fin || tcp->rst || !tcp->ack)
 			return TCX_NEXT;
-		p.begins = tcp->syn;
 		p.header += tcp->doff * 4;
 		p.payload = length > p.header;
 		p.was.sport = tcp->source;
@@ -356,7 +347,7 @@ int established(struct __sk_buff *ctx)
 		tuple.ipv6.sport = p.was.sport;
 		tuple.ipv6.dport = p.was.dport;
 	}
-	if (!p.begins && paused_until && bpf_ktime_get_ns() < paused_until)
+	if (paused_until && bpf_ktime_get_ns() < paused_until)
 		return TCX_NEXT;
 	struct device *in = bpf_map_lookup_elem(&devices, &key);
 	if (!in)
@@ -370,11 +361,7 @@ int established(struct __sk_buff *ctx)
 		MIRROR(&p, ct->tuplehash[0].tuple);
 	else
 		MIRROR(&p, ct->tuplehash[1].tuple);
-	int verdict = TCX_NEXT;
-	if (!p.begins)
-		verdict = forward(ctx, &p, ct, &f, in);
-	else if (was_reset(ct))
-		bpf_ct_change_timeout(ct, 0); // or what begins would be a part of that
+	int verdict = forward(ctx, &p, ct, &f, in);
 	bpf_ct_release(ct);
 	return verdict;
 }

@@ -49,7 +49,6 @@ struct ip_ct_tcp {
 	struct ip_ct_tcp_state seen[2];
 	__u8 state;
 	__u8 retrans;
-	__u8 last_index;
 };
 
 union nf_conntrack_proto {
@@ -117,7 +116,6 @@ enum nf_ct_ext_id {
 #define IPS_OFFLOAD (1 << 14)
 #define IPS_HW_OFFLOAD (1 << 15)
 #define TCP_CONNTRACK_ESTABLISHED 3
-#define TCP_RST_SET 4
 #define IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED 0x10
 #define CHECKSUM_COMPLETE 2
 #define CHECKSUM_PARTIAL 3

@@ -150,45 +150,59 @@ static __always_inline bool ofKernel(struct bpf_sock_addr *ctx)
 	return sk && BPF_CORE_READ_BITFIELD(sk, sk_kern_sock);
 }
 
-// asks returns what the socket asks for; NULL: nothing that is served here.
-static __always_inline struct frontend *asks(struct bpf_sock_addr *ctx, const struct endpoint *e)
+// still tells whether what was copied of an element is what the map has under the key. The kernel
+// uses elements again at once, so what was found may have become another key's before it was copied.
+#define still(map, key, element)                                                                   \
+	({                                                                                         \
+		barrier();                                                                         \
+		bpf_map_lookup_elem(map, key) == (element);                                        \
+	})
+
+// asks finds what the socket asks for; false: nothing that is served here.
+static __always_inline bool asks(struct bpf_sock_addr *ctx, const struct endpoint *e, struct frontend *f)
 {
 	__u64 namespace = bpf_get_netns_cookie(ctx);
 
 	if (!bpf_map_lookup_elem(&namespaces, &namespace))
-		return NULL;
-	struct frontend *f = bpf_map_lookup_elem(&frontends, e);
-	return f && !ofKernel(ctx) ? f : NULL;
+		return false;
+	struct frontend *found = bpf_map_lookup_elem(&frontends, e);
+	if (!found)
+		return false;
+	*f = *found;
+	return still(&frontends, e, found) && !ofKernel(ctx);
 }
 
-// choose returns one of a frontend's endpoints; NULL in the midst of a change.
-static __always_inline struct endpoint *choose(const struct frontend *f)
+// choose finds one of a frontend's endpoints; false in the midst of a change.
+static __always_inline bool choose(const struct frontend *f, struct endpoint *to)
 {
 	if (!f->slots)
-		return NULL;
+		return false;
 	__u32 slot = bpf_get_prandom_u32() % f->slots;
 	struct page p = { f->id, slot / PER_PAGE };
-	struct endpoints *e = bpf_map_lookup_elem(&slots, &p);
-	return e && e->at[slot % PER_PAGE].port ? &e->at[slot % PER_PAGE] : NULL;
+	struct endpoints *found = bpf_map_lookup_elem(&slots, &p);
+	if (!found)
+		return false;
+	*to = found->at[slot % PER_PAGE];
+	return to->port && still(&slots, &p, found);
 }
 
 // connect has e be the endpoint that the socket gets; false: it keeps what it asked for.
 static __always_inline bool connect(struct bpf_sock_addr *ctx, struct endpoint *e)
 {
-	struct frontend *f = asks(ctx, e);
-	struct endpoint *to = f ? choose(f) : NULL;
+	struct frontend f;
+	struct translation t = { .service = *e };
 	__u64 cookie = bpf_get_socket_cookie(ctx);
 
-	if (!to) {
+	if (!asks(ctx, e, &f) || !choose(&f, &t.backend)) {
 		bpf_map_delete_elem(&connected, &cookie); // what it was connected to before
 		return false;
 	}
-	struct translation t = { f->id, *e, *to };
+	t.frontend = f.id;
 	if (bpf_map_update_elem(&connected, &cookie, &t, BPF_ANY)) {
 		__sync_fetch_and_add(&refused, 1);
 		return false;
 	}
-	*e = *to;
+	*e = t.backend;
 	return true;
 }
 
@@ -238,10 +252,10 @@ static __always_inline void forget(struct bpf_sock_addr *ctx, const struct endpo
 // goes to one endpoint while that serves.
 static __always_inline bool send(struct bpf_sock_addr *ctx, struct endpoint *e)
 {
-	struct frontend *f = asks(ctx, e);
+	struct frontend f;
 	struct translation *t = NULL;
 
-	if (!f) {
+	if (!asks(ctx, e, &f)) {
 		forget(ctx, e);
 		return false;
 	}
@@ -266,13 +280,13 @@ static __always_inline bool send(struct bpf_sock_addr *ctx, struct endpoint *e)
 	}
 	if (!t)
 		return false;
-	if (t->frontend != f->id || !serves(t)) {
-		struct endpoint *to = choose(f);
-		if (!to)
+	if (t->frontend != f.id || !serves(t)) {
+		struct endpoint to;
+		if (!choose(&f, &to))
 			return false;
-		t->frontend = f->id;
+		t->frontend = f.id;
 		t->service = *e;
-		t->backend = *to;
+		t->backend = to;
 	}
 	*e = t->backend;
 	return true;

@@ -1,10 +1,13 @@
 package sockets_test
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -329,6 +332,66 @@ func TestFlows(t *testing.T) {
 		n.must(c.Close())
 	}
 	count(0)
+}
+
+// TestElementsUsedAgain has sockets get endpoints of the service that they ask for, also while the
+// kernel uses elements of the maps again for another one.
+func TestElementsUsedAgain(t *testing.T) {
+	n := newNode(t)
+	n.open()
+	const asked, other = "198.51.100.1:80", "198.51.100.2:80"
+	n.serve(asked, "10.1.0.2:80", "10.1.0.3:80")
+	n.serve(other, "10.1.0.2:81", "10.1.0.3:81")
+	var slots *ebpf.Map
+	n.host.In(func() error {
+		folder, err := bpf.Own(sockets.Name)
+		if err == nil {
+			slots, err = ebpf.LoadPinnedMap(filepath.Join(folder.Path(), "slots"), nil)
+		}
+		return err
+	})
+	defer func() { _ = slots.Close() }()
+	var keys [][8]byte
+	var pages [][80]byte
+	var key [8]byte
+	var page [80]byte
+	for all := slots.Iterate(); all.Next(&key, &page); {
+		keys, pages = append(keys, key), append(pages, page)
+	}
+	keys, pages = slices.Repeat(keys, 64), slices.Repeat(pages, 64)
+	over, ended := make(chan struct{}), make(chan error)
+	go func() {
+		for {
+			_, err := slots.BatchUpdate(keys, pages, nil)
+			select {
+			case <-over:
+				ended <- err
+				return
+			default:
+			}
+		}
+	}()
+	const ours, theirs = ":0050 ", ":0051 " // as /proc/net/udp has the ports of endpoints
+	for range 20 {
+		n.client.In(func() error {
+			for range 500 {
+				c, err := net.Dial("udp", asked)
+				if err != nil {
+					return err
+				}
+				defer func() { _ = c.Close() }()
+			}
+			all, err := os.ReadFile("/proc/thread-self/net/udp")
+			if right, wrong := bytes.Count(all, []byte(ours)), bytes.Count(all, []byte(theirs)); wrong > 0 || right < 500 {
+				t.Errorf("%d sockets got endpoints of the service, and %d another's", right, wrong)
+			}
+			return err
+		})
+	}
+	close(over)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
 
 // A connection that is still being made to an endpoint that goes is reset, so that its program can
