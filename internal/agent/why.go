@@ -70,9 +70,11 @@ func (a *Agent) Explain(ctx context.Context, q question.Question) (Explanation, 
 		for _, con := range e.Connections {
 			noEndpoints(v, con.Paths)
 			undeclared(v, con.Paths, con.Protocol)
-			a.atSockets(con.Paths)
 		}
 	})
+	for _, con := range e.Connections {
+		a.atSockets(con.Paths)
+	}
 	a.nearest(c.Objects, e.Connections)
 	if q.Suggest {
 		a.suggest(&e, c)

@@ -153,7 +153,11 @@ func TestChecks(t *testing.T) {
 		{"UDP joined in tunnels", func(f *Facts) { f.nic("ice", "+rx-udp-gro-forwarding"); f.Kernel = "6.1.0-30" }, "offloads", Warn, "rx-udp-gro-forwarding is on at eth0", "ethtool -K eth0 rx-udp-gro-forwarding off"},
 		{"UDP joined by a later kernel", func(f *Facts) { f.nic("ice", "+rx-udp-gro-forwarding") }, "offloads", OK, "none at eth0", ""},
 		{"checksums by vmxnet3", func(f *Facts) { f.nic("vmxnet3", "+rx-gro") }, "offloads", Warn, "eth0 is of driver vmxnet3", "ethtool -K sluice.vxlan tx-checksum-ip-generic off"},
-		{"small packets of streams", func(f *Facts) { f.uplink(); f.FabricVXLAN = false; f.Uplinks[0].Streams, f.Uplinks[0].MostStreams = 65536, 524280 }, "streams", OK, "TCP leaves by eth0 in packets of 64 kB, and could in 192", "ip link set eth0 gso_ipv4_max_size 196608 gro_ipv4_max_size 196608"},
+		{"small packets of streams", func(f *Facts) {
+			f.uplink()
+			f.FabricVXLAN = false
+			f.Uplinks[0].Streams, f.Uplinks[0].MostStreams = 65536, 524280
+		}, "streams", OK, "TCP leaves by eth0 in packets of 64 kB, and could in 192", "ip link set eth0 gso_ipv4_max_size 196608 gro_ipv4_max_size 196608"},
 		{"datagrams one by one", func(f *Facts) { f.uplink("+rx-gro", "-rx-udp-gro-forwarding", "-rx-gro-list") }, "datagrams", OK, "those that arrive by eth0 are forwarded one by one", "ethtool -K eth0 rx-udp-gro-forwarding on rx-gro-list off"},
 		{"uplinks unreadable", func(f *Facts) { f.UplinkErr = denied }, "datagrams", Warn, "cannot tell", "root"},
 		{"offloads unreadable", func(f *Facts) { f.NICErr = denied }, "offloads", Warn, "cannot tell", "root"},

@@ -117,12 +117,12 @@ func (p *Pair) make(node, pod *netns.NS) (outer, inner *netlink.LinkAttrs, err e
 	if err == nil {
 		inside, err = pod.LinkByName(p.Inside)
 	}
-	if err == nil && p.TCP4 > usualTCP4 {
-		err = errors.Join(node.LinkSetGSOIPv4MaxSize(host, p.TCP4), pod.LinkSetGSOIPv4MaxSize(inside, p.TCP4))
-	}
 	if err != nil {
 		_ = Detach(node, p.Host) // the first error says why
-		return nil, nil, fmt.Errorf("set up the ends of %s: %w", p.Host, err)
+		return nil, nil, fmt.Errorf("find the ends of %s: %w", p.Host, err)
+	}
+	if p.TCP4 > usualTCP4 { // without it, bulk costs more
+		_ = errors.Join(node.LinkSetGSOIPv4MaxSize(host, p.TCP4), pod.LinkSetGSOIPv4MaxSize(inside, p.TCP4))
 	}
 	return host.Attrs(), inside.Attrs(), nil
 }

@@ -121,7 +121,7 @@ func join(conf *config, pod *pod, args *skel.CmdArgs, node, container *netns.NS,
 		}
 	}
 	var err error
-	if pair.Limits, err = underlay(node); err != nil {
+	if pair.Limits, err = underlay(node); err != nil && conf.MTU == 0 {
 		return nil, err
 	}
 	if conf.MTU != 0 {

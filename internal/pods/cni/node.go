@@ -20,7 +20,7 @@ import (
 func underlay(node *netns.NS) (attach.Limits, error) {
 	limits, err := attach.Underlay(node, state.DeviceVXLAN, state.DeviceVXLAN6, state.DeviceIPIP, state.DeviceWG)
 	if err != nil {
-		return limits, fault(types.ErrInternal, "find the underlay's MTU", err)
+		return limits, fault(types.ErrInternal, "find the underlay's MTU: set mtu in the network configuration", err)
 	}
 	return limits, nil
 }
