@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,6 +99,12 @@ func TestFarServers(t *testing.T) {
 	took := w.took()
 	var byProgram []byte
 	w.eventually("the program has a packet", func() bool { byProgram = outer(); return w.took() > took || !w.takes() })
+	w.middle.Feature("balancer", "rx-gro", false)
+	_, err = w.driver.Tampered(t.Context())
+	w.must(err)
+	if note := w.fast.Status().Note; !strings.Contains(note, "not out of back: it takes no frames") {
+		t.Errorf("the way to the server takes no frames, and status says %q", note)
+	}
 	w.restart(false)
 	if byBase := outer(); !bytes.Equal(byProgram, byBase) {
 		t.Errorf("by the program\n%x, by the base\n%x", byProgram, byBase)

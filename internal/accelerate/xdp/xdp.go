@@ -437,6 +437,10 @@ func (d *Driver) stop(why string) {
 	d.why = why
 }
 
+// routesAsked is how many routes to backends on other networks are asked for at a time, so that it
+// costs the same however many there are.
+const routesAsked = 16
+
 // attach has a program be asked at all interfaces at which farms are served, and at no others.
 func (d *Driver) attach(p *program) {
 	if err := d.here.Do(func() error { return d.attachHere(p) }); err != nil {
@@ -462,9 +466,16 @@ func (d *Driver) attachHere(p *program) error {
 		return err
 	}
 	d.shut = d.shut[:0]
+	asked := 0
 	for t := range p.targets {
-		c, here := cards[int(t.device)]
-		_, in := d.links[int(t.device)]
+		index := int(t.device)
+		if index == 0 && asked < routesAsked {
+			asked++
+			way, _ := netlink.Here.Route(t.addr) // there may be none
+			index = way.Link
+		}
+		c, here := cards[index]
+		_, in := d.links[index]
 		if here && !c.TakesFrames && !(in && c.ReturnsFrames) && !slices.Contains(d.shut, c.Name) {
 			d.shut = append(d.shut, c.Name)
 		}
