@@ -13,7 +13,8 @@ struct outer {
 	__be32 dst; // 0: there is no outer packet
 };
 
-// lessen has the checksum of a header follow a number in it that has become less by so much (RFC 1141).
+// lessen has the checksum of a header follow a number in it that has become less by so much, as
+// RFC 1141 has it.
 static __always_inline void lessen(struct iphdr *ip, __be16 by)
 {
 	__u32 check = (__u32)ip->check + by;
