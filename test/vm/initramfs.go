@@ -22,7 +22,7 @@ var modules = []string{
 	"nf_flow_table", "nf_flow_table_inet", "nft_flow_offload", "nft_fwd_netdev",
 	"nft_masq", "nft_nat", "nft_numgen", "nft_objref", "nft_queue", "nfnetlink_queue", "nft_redir", "nft_reject_inet", "nft_reject_ipv4", "nft_reject_ipv6", "nft_socket", "nft_tproxy",
 	"xfrm_user", // the netlink library opens this family too
-	"sctp", "veth", "bridge", "br_netfilter", "dummy", "tun", "vxlan", "ipip", "sit", "wireguard", "8021q",
+	"sctp", "veth", "bridge", "br_netfilter", "dummy", "tun", "vxlan", "ipip", "sit", "wireguard", "8021q", "bonding", "ipvlan",
 	"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_lblc", "ip_vs_lblcr", "ip_vs_sh", "ip_vs_dh", "ip_vs_sed", "ip_vs_nq", "ip_vs_mh", "ip_vs_fo", "ip_vs_ovf",
 	"ip_set", "ip_set_bitmap_port", "ip_set_hash_ipport",
 	"ip_set_hash_ip", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net",

@@ -94,13 +94,24 @@ func TestDevices(t *testing.T) {
 		t.Errorf("ours is taken for another's: %v", filters())
 	}
 
-	if _, err := w.balancer.Run("ip", "link", "add", "link", "front", "name", "front.7", "type", "vlan", "id", "7"); err == nil { // not every kernel has them
+	for kind, why := range map[string]string{"vlan id 7": "it has VLANs", "ipvlan": "others are made of it by ipvlan"} {
+		if _, err := w.balancer.Run("ip", strings.Fields("link add link front name front.7 type "+kind)...); err != nil {
+			continue // not every kernel has them
+		}
 		_, err = w.driver.Tampered(t.Context())
 		w.must(err)
-		if n := w.ask(20); n > 0 || !strings.Contains(w.fast.Status().Note, "not at front: it has VLANs") {
+		if n := w.ask(20); n > 0 || !strings.Contains(w.fast.Status().Note, "not at front: "+why) {
 			t.Errorf("the program forwarded %d packets; %v", n, w.notes())
 		}
 		w.balancer.IP("link del front.7")
+	}
+	if _, err := w.balancer.Run("ip", "link", "add", "bond0", "type", "bond"); err == nil {
+		w.balancer.Address("bond0", "10.7.0.1/24")
+		w.set(dsr(true, 2, 53))
+		if note := w.fast.Status().Note; !strings.Contains(note, "not at bond0: it is a bond") {
+			t.Error(note)
+		}
+		w.balancer.IP("link del bond0")
 	}
 	w.balancer.IP("link set front address 02:00:00:00:00:07")
 	w.client.IP("neigh flush all")

@@ -517,6 +517,10 @@ func unfit(c netlink.Card) string {
 	switch {
 	case c.MAC == [6]byte{}:
 		return "it is no Ethernet"
+	case c.Bond:
+		return "it is a bond, whose packets arrive by its ports"
+	case c.IPVLANs:
+		return "others are made of it by ipvlan, which have its Ethernet address"
 	case c.VLANs:
 		return "it has VLANs, whose tags the network card may have taken off packets"
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mdlayher/genetlink"
 	wire "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,8 +19,11 @@ type Card struct {
 	// Wire reports whether what arrives is IP's by this interface: it is no port of another one,
 	// and no tunnel and the like.
 	Wire bool
-	// VLANs reports whether others are made of it for VLANs.
-	VLANs bool
+	// Bond reports whether it is a bond, whose packets arrive by its ports.
+	Bond bool
+	// VLANs reports whether others are made of it for VLANs, IPVLANs whether by ipvlan: those that
+	// are in this network namespace.
+	VLANs, IPVLANs bool
 	// TakesFrames reports whether frames can be sent by it from a program at another interface, as
 	// far as the kernel tells, which it does from Linux 6.3 on. A veth pair takes none before its
 	// far end has a program or GRO: they would be lost, and counted by nothing.
@@ -41,10 +45,14 @@ func (r *Reader) Cards() (map[int]Card, error) {
 	if err != nil {
 		return nil, err
 	}
+	return cards(links, features), nil
+}
+
+func cards(links []netlink.Link, features map[int]uint64) map[int]Card {
 	cards := make(map[int]Card, len(links))
 	for _, l := range links {
 		a := l.Attrs()
-		c := Card{Name: a.Name, Wire: a.MasterIndex == 0 && slices.Contains(wires, l.Type()), TakesFrames: features[a.Index]&takesFrames != 0 && a.Flags&net.FlagUp != 0}
+		c := Card{Name: a.Name, Bond: l.Type() == "bond", Wire: a.MasterIndex == 0 && slices.Contains(wires, l.Type()), TakesFrames: features[a.Index]&takesFrames != 0 && a.Flags&net.FlagUp != 0}
 		if len(a.HardwareAddr) == len(c.MAC) && a.EncapType == "ether" {
 			c.MAC = [6]byte(a.HardwareAddr)
 		}
@@ -54,12 +62,14 @@ func (r *Reader) Cards() (map[int]Card, error) {
 		}
 	}
 	for _, l := range links {
-		if c, here := cards[l.Attrs().ParentIndex]; here && l.Type() == "vlan" {
-			c.VLANs = true
-			cards[l.Attrs().ParentIndex] = c
+		a := l.Attrs()
+		if c, here := cards[a.ParentIndex]; here && a.NetNsID < 0 { // else the index is of another namespace
+			c.VLANs = c.VLANs || l.Type() == "vlan"
+			c.IPVLANs = c.IPVLANs || l.Type() == "ipvlan" || l.Type() == "ipvtap"
+			cards[a.ParentIndex] = c
 		}
 	}
-	return cards, nil
+	return cards
 }
 
 // Numbers of linux/netdev.h, of the kernel's family "netdev".

@@ -91,7 +91,7 @@ func TestReader(t *testing.T) {
 }
 
 func attrs(index int, name string, parent, master int) netlink.LinkAttrs {
-	return netlink.LinkAttrs{Index: index, Name: name, ParentIndex: parent, MasterIndex: master}
+	return netlink.LinkAttrs{Index: index, Name: name, ParentIndex: parent, MasterIndex: master, NetNsID: -1}
 }
 
 // What is seen at a port or below a VLAN belongs to the bridge, or to the VLAN's own interface.
@@ -105,6 +105,20 @@ func TestRouting(t *testing.T) {
 	})
 	if want := []string{"br0", "eth0", "eth1.7", "pod", "vxlan"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// Of what others are made is seen, unless these are another namespace's.
+func TestCards(t *testing.T) {
+	elsewhere := attrs(7, "moved", 4, 0)
+	elsewhere.NetNsID = 3
+	for _, c := range cards([]netlink.Link{
+		&netlink.Device{LinkAttrs: attrs(2, "vlans", 0, 0)}, &netlink.Vlan{LinkAttrs: attrs(3, "vlan", 2, 0)}, &netlink.Device{LinkAttrs: attrs(4, "ipvlans", 0, 0)},
+		&netlink.IPVlan{LinkAttrs: attrs(5, "ipvlan", 4, 0)}, &netlink.Bond{LinkAttrs: attrs(6, "bond", 0, 0)}, &netlink.Vlan{LinkAttrs: elsewhere},
+	}, nil) {
+		if c.Bond != (c.Name == "bond") || c.VLANs != (c.Name == "vlans") || c.IPVLANs != (c.Name == "ipvlans") {
+			t.Errorf("%+v", c)
+		}
 	}
 }
 
