@@ -146,7 +146,7 @@ static __always_inline bool stale(struct backend *b, __u64 now)
 // ask asks the kernel about a backend. False: nftables has to.
 static __always_inline bool ask(struct xdp_md *ctx, struct packet *p, struct backend *b, struct neighbour *n)
 {
-	bool near = b->device;
+	bool near = b->device; // what is not is the node's own, and so IPsec's
 	__u16 more = near ? 0 : sizeof(struct iphdr);
 	struct bpf_fib_lookup to = {
 		.family = p->is4 ? AF_INET : AF_INET6,
@@ -154,6 +154,8 @@ static __always_inline bool ask(struct xdp_md *ctx, struct packet *p, struct bac
 		.ifindex = near ? b->device : LOOPBACK,
 	};
 
+	if (!near && encrypted(ctx))
+		return false;
 	__builtin_memcpy(to.ipv6_dst, b->addr, sizeof(b->addr)); // an IPv4 address is in the first word
 	if (bpf_fib_lookup(ctx, &to, sizeof(to), near ? BPF_FIB_LOOKUP_OUTPUT : BPF_FIB_LOOKUP_SRC))
 		return false;

@@ -96,9 +96,26 @@ func TestFarServers(t *testing.T) {
 		w.must(err)
 		return received(t, raw)
 	}
-	took := w.took()
 	var byProgram []byte
-	w.eventually("the program has a packet", func() bool { byProgram = outer(); return w.took() > took || !w.takes() })
+	again := func() {
+		t.Helper()
+		took := w.took()
+		w.eventually("the program has a packet", func() bool { byProgram = outer(); return w.took() > took || !w.takes() })
+	}
+	again()
+
+	const policy = "xfrm policy %s dst 10.9.2.9/32 dir out" // of IPsec, for anything at all
+	w.balancer.IP(fmt.Sprintf(policy, "add"))
+	w.eventually("the program leaves packets to IPsec", func() bool {
+		took := w.took()
+		for range 10 {
+			outer()
+		}
+		return w.took() == took
+	})
+	w.balancer.IP(fmt.Sprintf(policy, "delete"))
+	again()
+
 	w.middle.Feature("balancer", "rx-gro", false)
 	_, err = w.driver.Tampered(t.Context())
 	w.must(err)

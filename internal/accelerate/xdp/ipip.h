@@ -3,9 +3,53 @@
 
 #pragma once
 
+#include <bpf/bpf_core_read.h>
+
 #include "packet.h"
 
 #define DONT_FRAGMENT 0x4000 // in frag_off
+
+// What is read of the kernel's own structures, where they are on the kernel that runs (CO-RE).
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct netns_xfrm {
+	unsigned int policy_count[3]; // in, out, forwarded
+};
+
+struct net {
+	struct netns_xfrm xfrm;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct net_device {
+	possible_net_t nd_net;
+};
+
+struct xdp_rxq_info {
+	struct net_device *dev;
+};
+
+struct xdp_buff {
+	struct xdp_rxq_info *rxq;
+};
+
+#pragma clang attribute pop
+
+void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak; // from Linux 6.2 on
+
+// encrypted tells whether what the machine sends may be to be encrypted (IPsec), or to be refused as
+// it is not.
+static __always_inline bool encrypted(struct xdp_md *ctx)
+{
+	if (!bpf_core_field_exists(struct net, xfrm))
+		return false;
+	if (!bpf_cast_to_kern_ctx)
+		return true;
+	return ((struct xdp_buff *)bpf_cast_to_kern_ctx(ctx))->rxq->dev->nd_net.net->xfrm.policy_count[1];
+}
 
 // The addresses of an outer packet.
 struct outer {
