@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"sluice.dev/sluice/internal/accelerate/sockets"
 	"sluice.dev/sluice/internal/accelerate/xdp"
@@ -18,6 +19,7 @@ import (
 	"sluice.dev/sluice/internal/driver/ipvs"
 	"sluice.dev/sluice/internal/driver/nftables"
 	"sluice.dev/sluice/internal/kernel/link"
+	"sluice.dev/sluice/internal/kernel/netns"
 	"sluice.dev/sluice/internal/kernel/probe"
 	"sluice.dev/sluice/internal/kernel/xtables"
 	"sluice.dev/sluice/internal/state"
@@ -112,59 +114,91 @@ func TestAtSockets(t *testing.T) {
 func TestEarlyDrop(t *testing.T) {
 	world.MountBPF(t)
 	plane{func(t testing.TB, o options) (driver.Driver, error) {
+		here, err := netns.OpenPath("/proc/thread-self/ns/net")
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { _ = here.Close() })
 		d, err := openNFTables(t, o)
 		if err != nil {
 			return nil, err
 		}
 		early, err := xdp.Open(d, xdp.Options{Log: o.Log, Stages: xdp.Stages{Drop: true}})
-		return silent{early}, err
+		return silent{early, here}, err
 	}, whole, share{1, 4}, manyNames}.run(t, []test{{"Rows", testRows, inAll}, {"RandomPackets", testRandomPackets, inAll}})
 }
 
 // silent has the program leave none of what it drops to nftables. One packet in each tick of the
 // clock, which it would leave, may be all that a test sends in one.
-type silent struct{ driver.Driver }
+type silent struct {
+	driver.Driver
+	here *netns.NS
+}
 
 func (d silent) Adopt(ctx context.Context, want *state.State, keep driver.Keep) (driver.Plan, error) {
 	p, err := d.Driver.Adopt(ctx, want, keep)
-	return silentPlan{p}, err
+	return silentPlan{p, d.here}, err
 }
 
 func (d silent) Update(ctx context.Context, delta state.Delta) (driver.Plan, error) {
 	p, err := d.Driver.Update(ctx, delta)
-	return silentPlan{p}, err
+	return silentPlan{p, d.here}, err
 }
 
-type silentPlan struct{ driver.Plan }
+type silentPlan struct {
+	driver.Plan
+	here *netns.NS
+}
 
 func (p silentPlan) Apply(ctx context.Context) error {
-	return errors.Join(p.Plan.Apply(ctx), silence())
+	return errors.Join(p.Plan.Apply(ctx), p.here.Do(silence))
 }
 
-// silence has all programs that there are have left packets to nftables in the far future.
+// silence has the programs at the interfaces of the calling thread's network namespace have left
+// packets to nftables in the far future.
 func silence() error {
-	var id ebpf.MapID
-	for {
-		var err error
-		if id, err = ebpf.MapGetNextID(id); err != nil {
-			return nil // that was the last
+	links, err := link.Dump(netlink.LinkList)
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if at := l.Attrs().Xdp; at != nil && at.Attached {
+			err = errors.Join(err, silenceProgram(ebpf.ProgramID(at.ProgId)))
 		}
+	}
+	return err
+}
+
+func silenceProgram(id ebpf.ProgramID) error {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.Close() }()
+	about, err := p.Info()
+	if err != nil {
+		return err
+	}
+	future := make([]uint64, ebpf.MustPossibleCPU())
+	for cpu := range future {
+		future[cpu] = math.MaxUint64
+	}
+	maps, _ := about.MapIDs()
+	for _, id := range maps {
 		m, err := ebpf.NewMapFromID(id)
 		if err != nil {
-			continue // it has gone
+			return err
 		}
 		info, err := m.Info()
-		if err == nil && info.Name == "shown" && info.Type == ebpf.PerCPUArray {
-			future := make([]uint64, ebpf.MustPossibleCPU())
-			for cpu := range future {
-				future[cpu] = math.MaxUint64
-			}
+		is := err == nil && info.Name == "shown"
+		if is {
 			err = m.Put(uint32(0), future)
 		}
-		if err = errors.Join(err, m.Close()); err != nil {
+		if err = errors.Join(err, m.Close()); is || err != nil {
 			return err
 		}
 	}
+	return errors.New("the program has no map of when it has left packets to nftables")
 }
 
 // test is one of this package that any driver passes which carries out policy, except for what it
