@@ -68,43 +68,66 @@ func (a *accelerators) Set(list string) error {
 // Type implements pflag.Value.
 func (a *accelerators) Type() string { return "names" }
 
-// check says of each chosen one whether it can be on, and at which uplinks it cannot, as programs
-// of others are there.
-func (a *accelerators) check(mode string) (results []preflight.Result) {
-	probes := map[string]func() error{sockets.Name: sockets.Probe, xdp.Drop: xdp.Probe, established.Name: established.Probe}
+// check says of each chosen one whether it can be on in a mode, with policy or without, and at which
+// uplinks it cannot.
+func (a *accelerators) check(m *mode, policy bool) (results []preflight.Result) {
+	probes := map[string]func() error{sockets.Name: sockets.Probe, xdp.Drop: func() error { return xdp.Probe(xdp.Stages{Drop: true}) }, established.Name: established.Probe}
 	for _, name := range a.chosen {
 		err := bpf.Mounted()
 		if err == nil {
 			err = probes[name]()
 		}
-		if name == established.Name && mode != defaultMode {
+		switch {
+		case name == established.Name && m.name != defaultMode:
 			err = errors.New("it works with --mode " + defaultMode + " alone")
+		case name == xdp.Drop && !policy:
+			err = errors.New("it works with --policy alone")
+		case name == xdp.Drop && m.policy == nil:
+			err = fmt.Errorf("--mode %s carries out no policy", m.name)
 		}
 		r := preflight.Result{Check: name, Status: preflight.OK, Seen: "can be on"}
 		if err != nil {
 			r.Status, r.Seen = preflight.Warn, "cannot be on, which costs speed alone: "+bpf.Missing(err)
-		} else if there := others(name); len(there) > 0 {
-			r.Status, r.Seen = preflight.Warn, "can be on, but not where another program has one of its own: "+strings.Join(there, ", ")
+		} else if left := leftBy(name); len(left) > 0 {
+			r.Status, r.Seen = preflight.Warn, "can be on, but not at "+strings.Join(left, ", nor at ")
 		}
 		results = append(results, r)
 	}
 	return results
 }
 
-// others are the programs at uplinks that an accelerator leaves alone.
-func others(accelerator string) (there []string) {
+// leftBy says which uplinks an accelerator leaves alone, and why.
+func leftBy(accelerator string) (left []string) {
 	uplinks, _ := link.Here.Uplinks() // without netlink nothing else works either
+	cards, _ := link.Here.Cards()
 	for _, name := range uplinks {
 		at, err := net.InterfaceByName(name)
 		if err != nil {
 			continue // it has gone
 		}
+		if why := unfit(cards[at.Index]); why != "" && accelerator == xdp.Drop {
+			left = append(left, name+": "+why)
+			continue
+		}
 		for _, f := range link.Filters(at.Index) {
 			arrives := strings.HasPrefix(f.What, "XDP")
 			if arrives && accelerator == xdp.Drop || !arrives && f.Hook == "ingress" && accelerator == established.Name {
-				there = append(there, f.What+" at "+f.Device)
+				left = append(left, f.Device+": another program has one of its own there, "+f.What)
 			}
 		}
 	}
-	return there
+	return left
+}
+
+// unfit says why a node's packets that arrive by an interface are not dropped early; "": they are.
+func unfit(c link.Card) string {
+	switch why := xdp.Unfit(c); {
+	case why != "":
+		return why
+	case !c.Wire:
+		return "it is no network card, or a port of another interface"
+	case c.NoPrograms:
+		return "its driver does not run XDP programs, as far as the kernel tells"
+	}
+	return ""
 }

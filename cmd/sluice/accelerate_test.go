@@ -125,11 +125,15 @@ func TestPreflightAccelerate(t *testing.T) {
 	t.Parallel()
 	world.MountBPF(t)
 	ns := nodeNS(t)
-	for _, line := range []string{"link add eth0 type veth peer other", "link set eth0 up", "link set other up", "address add 192.0.2.1/24 dev eth0", "route add default via 192.0.2.9"} {
-		if out, err := ns.Run("ip", strings.Fields(line)...); err != nil {
-			t.Fatal(err, string(out))
+	ip := func(lines ...string) {
+		t.Helper()
+		for _, line := range lines {
+			if out, err := ns.Run("ip", strings.Fields(line)...); err != nil {
+				t.Fatal(err, string(out))
+			}
 		}
 	}
+	ip("link add eth0 type veth peer other", "link set eth0 up", "link set other up", "address add 192.0.2.1/24 dev eth0", "route add default via 192.0.2.9")
 	said := func(want map[string]string, args ...string) {
 		t.Helper()
 		var results []preflight.Result
@@ -151,7 +155,8 @@ func TestPreflightAccelerate(t *testing.T) {
 	}
 	said(map[string]string{})
 	said(map[string]string{"sockets": "ok: can be on", "drop": "ok: can be on"}, "--accelerate=auto")
-	said(map[string]string{"established": "warn: cannot be on, which costs speed alone: it works with --mode nftables alone"}, "--accelerate=established", "--mode=userspace")
+	said(map[string]string{"established": "warn: cannot be on, which costs speed alone: it works with --mode nftables alone", "drop": "warn: cannot be on, which costs speed alone: --mode userspace carries"}, "--accelerate=established,drop", "--mode=userspace")
+	said(map[string]string{"drop": "warn: cannot be on, which costs speed alone: it works with --policy"}, "--accelerate=drop", "--policy=false")
 
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "other", Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
 	if err != nil {
@@ -171,5 +176,6 @@ func TestPreflightAccelerate(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	said(map[string]string{"drop": "ok: can be on", "established": "warn: can be on, but not where another program has one of its own: tcx program "}, "--accelerate=drop,established")
+	ip("link add br0 type bridge", "link set br0 up", "address add 198.51.100.1/24 dev br0", "route add default via 198.51.100.9 metric 9")
+	said(map[string]string{"drop": "warn: can be on, but not at br0: it is no network card", "established": "warn: can be on, but not at eth0: another program has one of its own there, tcx program "}, "--accelerate=drop,established")
 }

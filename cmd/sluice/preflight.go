@@ -38,7 +38,7 @@ forwarding, connection tracking, bridges, rules of other programs that would dro
 traffic, programs that do part of our work (kube-proxy, Calico, Cilium, kube-router),
 ports, service addresses that belong to a node, and memory limits; with --fabric, the devices of its
 mode, and settings of interfaces that are known to ruin tunnels; with --accelerate, whether each can be
-on, and where not, as another program has one of its own there.
+on, and at which of the ways out of the node it cannot.
 
 With --fabric and the source of objects that the agent would have, the way to the other nodes is
 tried with packets as tunnels send them, and with --bgp that to BGP peers: a firewall between nodes
@@ -87,7 +87,7 @@ The exit status is 3 if a check fails. Warnings do not count.`,
 				Fabric: fabricNeeds(&node.compiler, encrypt), Nodes: cmp.Or(nodes, knownNodes(cmd.Context(), socket)), Mode: mode.name, ModeReason: why, Requirements: mode.requirements(), PolicyRequirements: mode.policy, Optional: optional,
 				Driver:  func(ctx context.Context) (name, lacks string, err error) { return node.probeDriver(ctx, mode, policy) },
 				Refused: func(ctx context.Context) ([]string, error) { return refusedAddresses(ctx, socket) }})
-			return showChecks(cmd, format, slices.Concat(preflight.Check(facts), heard, accelerate.check(mode.name)), errNotReady)
+			return showChecks(cmd, format, slices.Concat(preflight.Check(facts), heard, accelerate.check(mode, policy)), errNotReady)
 		},
 	}
 	node.register(cmd)

@@ -88,10 +88,10 @@ func Open(of driver.Driver, o Options) (*Driver, error) {
 	return d, nil
 }
 
-// Probe reports whether this kernel and these privileges suffice, and changes nothing. Whether the
-// driver of an interface does is another question.
-func Probe() error {
-	p, err := newProgram(Stages{}, newLists(), size{})
+// Probe reports whether this kernel and these privileges suffice for stages, and changes nothing.
+// Whether an interface does is another question, see Unfit.
+func Probe(of Stages) error {
+	p, err := newProgram(of, newLists(), size{})
 	if err != nil {
 		return err
 	}
@@ -455,7 +455,7 @@ func (d *Driver) attachHere(p *program) error {
 	}
 	devices, ways := map[uint32]bpfDevice{}, map[uint32]bool{}
 	for index, c := range cards {
-		if a, here := d.arrives(index, c); here && unfit(c) == "" && (a.serves || len(a.policies) > 0) {
+		if a, here := d.arrives(index, c); here && Unfit(c) == "" && (a.serves || len(a.policies) > 0) {
 			devices[uint32(index)] = bpfDevice{Mac: c.MAC, Returns: number(c.ReturnsFrames), Serves: number(a.serves)}
 		}
 		if c.TakesFrames && p.DSR {
@@ -486,9 +486,9 @@ func (d *Driver) attachHere(p *program) error {
 		switch l := d.links[index]; {
 		case !here:
 			d.detach(index, p)
-		case unfit(c) != "":
+		case Unfit(c) != "":
 			d.detach(index, p)
-			d.left[index] = left{c, unfit(c)}
+			d.left[index] = left{c, Unfit(c)}
 		case l == nil && d.left[index].Card == c: // as before
 		case l == nil || p != d.program:
 			d.run(p, index, c)
@@ -512,8 +512,8 @@ func (d *Driver) arrives(index int, c netlink.Card) (a arrival, is bool) {
 	return a, a.serves || a.denies || len(a.policies) > 0
 }
 
-// unfit says why packets that arrive by an interface are left to the base; "": they need not be.
-func unfit(c netlink.Card) string {
+// Unfit says why packets that arrive by an interface are left to the base; "": they need not be.
+func Unfit(c netlink.Card) string {
 	switch {
 	case c.MAC == [6]byte{}:
 		return "it is no Ethernet"

@@ -24,6 +24,8 @@ type Card struct {
 	// VLANs reports whether others are made of it for VLANs, IPVLANs whether by ipvlan: those that
 	// are in this network namespace.
 	VLANs, IPVLANs bool
+	// NoPrograms reports whether its driver runs none, as far as the kernel tells.
+	NoPrograms bool
 	// TakesFrames reports whether frames can be sent by it from a program at another interface, as
 	// far as the kernel tells, which it does from Linux 6.3 on. A veth pair takes none before its
 	// far end has a program or GRO: they would be lost, and counted by nothing.
@@ -52,7 +54,7 @@ func cards(links []netlink.Link, features map[int]uint64) map[int]Card {
 	cards := make(map[int]Card, len(links))
 	for _, l := range links {
 		a := l.Attrs()
-		c := Card{Name: a.Name, Bond: l.Type() == "bond", Wire: a.MasterIndex == 0 && slices.Contains(wires, l.Type()), TakesFrames: features[a.Index]&takesFrames != 0 && a.Flags&net.FlagUp != 0}
+		c := Card{Name: a.Name, Bond: l.Type() == "bond", NoPrograms: features != nil && features[a.Index]&runsPrograms == 0, Wire: a.MasterIndex == 0 && slices.Contains(wires, l.Type()), TakesFrames: features[a.Index]&takesFrames != 0 && a.Flags&net.FlagUp != 0}
 		if len(a.HardwareAddr) == len(c.MAC) && a.EncapType == "ether" {
 			c.MAC = [6]byte(a.HardwareAddr)
 		}
@@ -77,6 +79,7 @@ const (
 	getDevice    = 1      // NETDEV_CMD_DEV_GET
 	ofDevice     = 1      // NETDEV_A_DEV_IFINDEX
 	withFeatures = 3      // NETDEV_A_DEV_XDP_FEATURES
+	runsPrograms = 1 << 0 // NETDEV_XDP_ACT_BASIC
 	takesFrames  = 1 << 2 // NETDEV_XDP_ACT_NDO_XMIT
 )
 

@@ -115,8 +115,8 @@ func TestCards(t *testing.T) {
 	for _, c := range cards([]netlink.Link{
 		&netlink.Device{LinkAttrs: attrs(2, "vlans", 0, 0)}, &netlink.Vlan{LinkAttrs: attrs(3, "vlan", 2, 0)}, &netlink.Device{LinkAttrs: attrs(4, "ipvlans", 0, 0)},
 		&netlink.IPVlan{LinkAttrs: attrs(5, "ipvlan", 4, 0)}, &netlink.Bond{LinkAttrs: attrs(6, "bond", 0, 0)}, &netlink.Vlan{LinkAttrs: elsewhere},
-	}, nil) {
-		if c.Bond != (c.Name == "bond") || c.VLANs != (c.Name == "vlans") || c.IPVLANs != (c.Name == "ipvlans") {
+	}, map[int]uint64{2: runsPrograms | takesFrames, 4: takesFrames}) {
+		if c.NoPrograms != (c.Name != "vlans") || c.Bond != (c.Name == "bond") || c.VLANs != (c.Name == "vlans") || c.IPVLANs != (c.Name == "ipvlans") {
 			t.Errorf("%+v", c)
 		}
 	}
