@@ -68,8 +68,8 @@ func (a *accelerators) Set(list string) error {
 // Type implements pflag.Value.
 func (a *accelerators) Type() string { return "names" }
 
-// check says of each chosen one whether it can be on in a mode, with policy or without, and at which
-// uplinks it cannot.
+// check says of each chosen one whether it can be on in a mode, with policy or without, and at
+// which uplinks it cannot.
 func (a *accelerators) check(m *mode, policy bool) (results []preflight.Result) {
 	probes := map[string]func() error{sockets.Name: sockets.Probe, xdp.Drop: func() error { return xdp.Probe(xdp.Stages{Drop: true}) }, established.Name: established.Probe}
 	for _, name := range a.chosen {

@@ -244,8 +244,8 @@ func (x *policies) spare(rules []state.Rule) {
 }
 
 // judge has all packets that arrive by interfaces be looked up in lists, and by no others. What has
-// too many lengths of prefixes is left to the base, the last lists first. Its error is errFull where
-// an interface's index is beyond what there is room for.
+// too many lengths of prefixes is left to the base, the last lists first. Its error is errFull
+// where an interface's index is beyond what there is room for.
 func (p *program) judge(at map[int]arrival, failsafes []byte) error {
 	if _, err := p.failsafes.WriteAt(failsafes, 0); err != nil {
 		return err
